@@ -1,0 +1,42 @@
+//! Labels, annotations, taints, finalizers and identities.
+
+/// Pod label with the name of the Fargate profile that selected it.
+pub const FARGATE_PROFILE: &str = "eks.amazonaws.com/fargate-profile";
+/// Node label and taint key; also the pod annotation by which a pod opts out (`ec2`).
+pub const COMPUTE_TYPE: &str = "eks.amazonaws.com/compute-type";
+/// Value of [`COMPUTE_TYPE`] on our nodes.
+pub const COMPUTE_TYPE_FARGATE: &str = "fargate";
+/// Pod annotation with the size that the pod runs on, for instance `0.25vCPU 0.5GB`.
+pub const CAPACITY_PROVISIONED: &str = "CapacityProvisioned";
+/// Pod annotation with the state of log forwarding.
+pub const LOGGING: &str = "Logging";
+/// `spec.schedulerName` of every pod that a profile selected.
+pub const SCHEDULER_NAME: &str = "fargate-scheduler";
+/// Priority class of every pod that a profile selected.
+pub const PRIORITY_CLASS: &str = "system-node-critical";
+/// Value of [`PRIORITY_CLASS`].
+pub const PRIORITY: i32 = 2_000_001_000;
+
+/// Finalizer by which control frees the node, its lease and its certificate requests.
+pub const CONTROL_FINALIZER: &str = "monopod.dev/control";
+/// Finalizer by which a host ends the VM and frees its tap and disks.
+pub const HOST_FINALIZER: &str = "monopod.dev/host";
+/// Label on certificate requests: the environment they were made for.
+pub const ENVIRONMENT: &str = "monopod.dev/environment";
+
+/// Annotation on environments: when control decided on the pod, to the microsecond.
+pub const REQUESTED_AT: &str = "monopod.dev/requested-at";
+
+/// User name of the control process.
+pub const CONTROL_USER: &str = "monopod:control";
+/// Group of all host processes.
+pub const HOSTS_GROUP: &str = "monopod:hosts";
+/// User names of host processes are this prefix and the host's name.
+pub const HOST_USER_PREFIX: &str = "monopod:host:";
+/// Common name of the certificate with which the API server calls kubelets.
+pub const KUBELET_CLIENT_USER: &str = "kube-apiserver-kubelet-client";
+
+/// The kubelet's one port at a pod's address. 10250 belongs to the workload.
+pub const KUBELET_PORT: u16 = 60250;
+/// Where the node finds its task and its credentials; exists only inside the VM.
+pub const METADATA_ADDRESS: std::net::Ipv4Addr = std::net::Ipv4Addr::new(169, 254, 170, 2);

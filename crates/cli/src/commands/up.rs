@@ -1,0 +1,196 @@
+//! `monopod up`: starts the supervisor if it does not run, and waits until everything is ready.
+
+use super::supervise::{claim_name, programs};
+use crate::cluster::supervisor::{Phase, Progress};
+use crate::settings::{HostSettings, Layout, Settings};
+use anyhow::Context;
+use clap::{Args, Parser};
+use rustix::fs::{FlockOperation, flock};
+use std::fs;
+use std::io::{IsTerminal, Write};
+use std::process::{ExitCode, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long everything together may take.
+const LIMIT: Duration = Duration::from_mins(5);
+
+#[derive(Args, Debug)]
+pub(crate) struct Up {
+    #[command(flatten)]
+    settings: Settings,
+    /// Stay in the foreground and log to the terminal, for service managers
+    #[arg(long)]
+    foreground: bool,
+}
+
+impl Up {
+    pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
+        let Self {
+            mut settings,
+            foreground,
+        } = self;
+        settings.check()?;
+        if let Some(file) = &mut settings.host.registries {
+            // The host process has another working directory.
+            *file = file.canonicalize()?;
+        }
+        let programs = programs()?;
+        let settings = settle(layout, settings)?;
+        // Before the cluster, whose first pods need one of them.
+        super::image::load_built_in(layout, &programs)?;
+        if foreground {
+            return super::supervise::run(layout).await;
+        }
+        if running(layout)? {
+            println!(
+                "The cluster in {} is running already.",
+                layout.data.display()
+            );
+        } else {
+            println!("Starting the cluster in {}.", layout.data.display());
+            clear(layout)?;
+            drop(claim_name(&settings.name, layout)?);
+            start_supervisor(layout, &programs.monopod)?;
+        }
+        follow(layout).await?;
+        println!("Ready. Try: monopod kubectl get nodes,pods -A");
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+#[derive(Parser)]
+struct Defaults {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// Writes the settings of a new cluster, or checks that they are those of an existing one, whose
+/// own then hold.
+fn settle(layout: &Layout, wanted: Settings) -> anyhow::Result<Settings> {
+    let Ok(stored) = layout.read_settings() else {
+        layout.write_settings(&wanted)?;
+        return Ok(wanted);
+    };
+    let defaults = Defaults::parse_from(["monopod"]).settings;
+    let host = if wanted.host == HostSettings::default() {
+        stored.host.clone()
+    } else {
+        wanted.host.clone()
+    };
+    let with = |host: &HostSettings, settings: &Settings| Settings {
+        host: host.clone(),
+        ..settings.clone()
+    };
+    let same = with(&host, &wanted) == with(&host, &stored);
+    if !same && with(&host, &wanted) != with(&host, &defaults) {
+        anyhow::bail!(
+            "the cluster in {} was made with other settings; leave the flags out, choose another --data, or remove it with `monopod down --purge`",
+            layout.data.display()
+        );
+    }
+    let settled = with(&host, &stored);
+    if settled != stored {
+        layout.write_settings(&settled)?;
+        if running(layout)? {
+            println!("The new settings of the host hold after `monopod down` and `monopod up`.");
+        }
+    }
+    Ok(settled)
+}
+
+/// Whether a supervisor holds the lock.
+pub(crate) fn running(layout: &Layout) -> anyhow::Result<bool> {
+    let Ok(file) = fs::File::open(layout.supervisor()) else {
+        return Ok(false);
+    };
+    match flock(&file, FlockOperation::NonBlockingLockShared) {
+        Ok(()) => Ok(false),
+        Err(rustix::io::Errno::WOULDBLOCK) => Ok(true),
+        Err(error) => Err(error).context("cannot test the supervisor's lock"),
+    }
+}
+
+fn clear(layout: &Layout) -> anyhow::Result<()> {
+    match fs::remove_file(layout.progress()) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        Ok(()) | Err(_) => Ok(()),
+    }
+}
+
+fn start_supervisor(layout: &Layout, monopod: &std::path::Path) -> anyhow::Result<()> {
+    let path = layout.log("supervisor");
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    let log = fs::OpenOptions::new()
+        .create(true)
+        .append(true)
+        .open(path)?;
+    // A session of its own, so that the terminal's signals do not reach it; done by `setsid(1)`,
+    // which every Debian has, because only a new process may call it.
+    std::process::Command::new("setsid")
+        .arg(monopod)
+        .arg("--data")
+        .arg(&layout.data)
+        .arg("supervise")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("cannot start the supervisor")?;
+    Ok(())
+}
+
+/// Shows the phases as they end, until all are done.
+async fn follow(layout: &Layout) -> anyhow::Result<()> {
+    let deadline = Instant::now() + LIMIT;
+    let mut shown = 0;
+    let terminal = std::io::stdout().is_terminal();
+    loop {
+        let progress = read_progress(layout);
+        for phase in progress.phases.iter().skip(shown) {
+            let Some(seconds) = phase.seconds else { break };
+            println!(
+                "{}  {:<24} {seconds:6.1} s",
+                if terminal { "\r✓" } else { "ok" },
+                phase.name
+            );
+            shown += 1;
+        }
+        if let Some(error) = progress.error {
+            anyhow::bail!("{error}");
+        }
+        if progress.ready {
+            return Ok(());
+        }
+        if Instant::now() >= deadline {
+            let waiting = progress
+                .phases
+                .last()
+                .map_or("the supervisor", |phase| &phase.name);
+            anyhow::bail!(
+                "not ready after {LIMIT:?}, waiting for {waiting}; see {}",
+                layout.log("supervisor").display()
+            );
+        }
+        if terminal
+            && let Some(Phase {
+                name,
+                seconds: None,
+                ..
+            }) = progress.phases.last()
+        {
+            print!("\r…  {name:<24}");
+            std::io::stdout().flush()?;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// What the supervisor has reached; nothing yet if it has not said so.
+pub(crate) fn read_progress(layout: &Layout) -> Progress {
+    fs::read(layout.progress())
+        .ok()
+        .and_then(|text| serde_json::from_slice(&text).ok())
+        .unwrap_or_default()
+}

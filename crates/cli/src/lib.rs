@@ -1,0 +1,12 @@
+//! The `monopod` command: brings a cluster up and down and looks into it.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "a command line tool talks to its user on standard output"
+)]
+
+pub mod cluster;
+mod commands;
+pub mod settings;
+
+pub use commands::main;

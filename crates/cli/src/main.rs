@@ -1,0 +1,7 @@
+//! The `monopod` command.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    monopod_cli::main()
+}

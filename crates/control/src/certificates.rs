@@ -1,0 +1,173 @@
+//! Approves the certificate requests that hosts make for their nodes, and denies all others.
+
+use crate::index::Shared;
+use jiff::Timestamp;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use kube::api::{Patch, PatchParams};
+use kube::runtime::watcher::Config;
+use kube::{Api, Client, ResourceExt};
+use monopod_core::certificates::{Requested, Verdict, judge};
+use monopod_ops::admin::Readiness;
+use monopod_ops::queue::Queue;
+use monopod_ops::watch::{Change, changes};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+use x509_parser::certification_request::X509CertificationRequest;
+use x509_parser::extensions::{GeneralName, ParsedExtension};
+use x509_parser::prelude::FromDer;
+
+type Pending = Arc<Mutex<BTreeMap<String, CertificateSigningRequest>>>;
+
+/// How long a request may wait for its environment to show in the index.
+const PATIENCE: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_millis(200);
+
+pub(crate) fn spawn(
+    tasks: &mut JoinSet<()>,
+    client: &Client,
+    index: &Shared,
+    readiness: &Readiness,
+    shutdown: &CancellationToken,
+) {
+    readiness.expect("certificatesigningrequests");
+    let (pending, queue): (Pending, Queue<String>) = (Pending::default(), Queue::default());
+    let (seen, todo, ready) = (Arc::clone(&pending), queue.clone(), readiness.clone());
+    tasks.spawn(changes(
+        client.clone(),
+        Config::default(),
+        shutdown.clone(),
+        move |change| {
+            let mut pending = seen.lock().unwrap_or_else(PoisonError::into_inner);
+            match change {
+                Change::Applied(request) if undecided(&request) => {
+                    let name = request.name_any();
+                    pending.insert(name.clone(), request);
+                    todo.add(name);
+                }
+                Change::Applied(request) => {
+                    pending.remove(&request.name_any());
+                }
+                Change::Deleted { name, .. } => {
+                    pending.remove(&name);
+                }
+                Change::Synced => ready.done("certificatesigningrequests"),
+            }
+        },
+    ));
+    let (client, index, shutdown) = (client.clone(), index.clone(), shutdown.clone());
+    tasks.spawn(async move {
+        let again = queue.clone();
+        queue
+            .run(8, shutdown, move |name| {
+                let (client, index, again) = (client.clone(), index.clone(), again.clone());
+                let request = pending
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .get(&name)
+                    .cloned();
+                async move {
+                    let Some(request) = request else { return };
+                    if !decide(&client, &index, &request).await {
+                        again.add_after(name, RETRY);
+                    }
+                }
+            })
+            .await;
+    });
+}
+
+fn undecided(request: &CertificateSigningRequest) -> bool {
+    request
+        .status
+        .as_ref()
+        .is_none_or(|s| s.conditions.as_ref().is_none_or(Vec::is_empty))
+}
+
+/// Whether the request needs no further look.
+async fn decide(client: &Client, index: &Shared, request: &CertificateSigningRequest) -> bool {
+    let name = request.name_any();
+    let Some(requested) = parse(&request.spec.request.0) else {
+        return true;
+    };
+    let node = requested
+        .common_names
+        .first()
+        .and_then(|cn| cn.strip_prefix("system:node:"))
+        .unwrap_or_default();
+    let environment = index.lock().environment_of_node(node).cloned();
+    let young = request
+        .creation_timestamp()
+        .is_some_and(|t| Timestamp::now().duration_since(t.0).unsigned_abs() < PATIENCE);
+    let (kind, reason, message) = match judge(&request.spec, &requested, environment.as_ref()) {
+        Verdict::NotOurs => return true,
+        Verdict::Deny(_) if environment.is_none() && young => return false,
+        Verdict::Approve => (
+            "Approved",
+            "EnvironmentHost",
+            "requested by the host of the node's environment".to_owned(),
+        ),
+        Verdict::Deny(why) => {
+            tracing::warn!(request = %name, requestor = ?request.spec.username, %why, "certificate request denied");
+            ("Denied", "NotTheEnvironmentsHost", why)
+        }
+    };
+    let now = Timestamp::now().to_string();
+    let condition = json!({"type": kind, "status": "True", "reason": reason, "message": message, "lastUpdateTime": now});
+    let patch = json!({"metadata": {"uid": request.uid()}, "status": {"conditions": [condition]}});
+    let api: Api<CertificateSigningRequest> = Api::all(client.clone());
+    match api
+        .patch_approval(&name, &PatchParams::default(), &Patch::Strategic(patch))
+        .await
+    {
+        Ok(_) => true,
+        Err(kube::Error::Api(status)) if status.code == 404 => true,
+        Err(error) => {
+            tracing::warn!(request = %name, error = &error as &dyn std::error::Error, "approval will be tried again");
+            false
+        }
+    }
+}
+
+/// What a PEM-encoded PKCS #10 request asks for; none if it is none.
+fn parse(pem: &[u8]) -> Option<Requested> {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(pem).ok()?;
+    let (_, request) = X509CertificationRequest::from_der(&pem.contents).ok()?;
+    let subject = &request.certification_request_info.subject;
+    let texts = |attributes: Vec<&x509_parser::x509::AttributeTypeAndValue<'_>>| {
+        attributes
+            .into_iter()
+            .map(|a| a.as_str().unwrap_or("\u{fffd}").to_owned())
+            .collect::<Vec<_>>()
+    };
+    let mut requested = Requested {
+        common_names: texts(subject.iter_common_name().collect()),
+        organizations: texts(subject.iter_organization().collect()),
+        ..Default::default()
+    };
+    for extension in request.requested_extensions().into_iter().flatten() {
+        let ParsedExtension::SubjectAlternativeName(names) = extension else {
+            continue;
+        };
+        for name in &names.general_names {
+            match name {
+                GeneralName::IPAddress(bytes) => match address(bytes) {
+                    Some(address) => requested.addresses.push(address),
+                    None => requested.other_names += 1,
+                },
+                _other => requested.other_names += 1,
+            }
+        }
+    }
+    Some(requested)
+}
+
+fn address(bytes: &[u8]) -> Option<std::net::IpAddr> {
+    <[u8; 4]>::try_from(bytes)
+        .map(std::net::IpAddr::from)
+        .or_else(|_not_v4| <[u8; 16]>::try_from(bytes).map(std::net::IpAddr::from))
+        .ok()
+}

@@ -1,0 +1,473 @@
+//! Carries out what `core` decided. Every effect is idempotent and names the incarnation it is for.
+
+use crate::credentials::Credentials;
+use crate::index::Shared;
+use jiff::Timestamp;
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource, ResourceExt};
+use monopod_api::environment::Environment;
+use monopod_api::network::{InterfacePhase, NetworkInterface};
+use monopod_api::{labels, messages};
+use monopod_core::lifecycle::{COOLING, Effect, Observed, lost_status};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
+use prometheus_client::registry::Registry;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+
+/// Why an effect failed. It is decided anew after a short time.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ExecuteError {
+    /// The API server refused or could not be reached.
+    #[error("request to the API server failed")]
+    Api(#[from] kube::Error),
+    /// The effect needs an object that is not there any more.
+    #[error("the {what} is gone")]
+    Gone {
+        /// What is missing.
+        what: &'static str,
+    },
+}
+
+impl ExecuteError {
+    /// A closed set of words for metrics.
+    pub(crate) fn category(&self) -> &'static str {
+        match self {
+            Self::Api(kube::Error::Api(status)) => match status.code {
+                409 => "conflict",
+                404 => "not_found",
+                403 => "forbidden",
+                _other => "refused",
+            },
+            Self::Api(_) => "unreachable",
+            Self::Gone { .. } => "gone",
+        }
+    }
+
+    /// Whether somebody else was only faster, which the next look at the index settles.
+    pub(crate) fn is_race(&self) -> bool {
+        matches!(self.category(), "conflict" | "not_found" | "gone")
+    }
+}
+
+/// The objects that the effects of one decision are about.
+#[derive(Debug, Clone)]
+pub(crate) struct Subject {
+    uid: String,
+    pod: Option<Pod>,
+    environment: Option<Environment>,
+    interface: Option<NetworkInterface>,
+}
+
+impl Subject {
+    pub(crate) fn of(uid: &str, observed: &Observed<'_>) -> Self {
+        Self {
+            uid: uid.to_owned(),
+            pod: observed.pod.cloned(),
+            environment: observed.environment.cloned(),
+            interface: observed.interface.cloned(),
+        }
+    }
+
+    fn pod(&self) -> Result<&Pod, ExecuteError> {
+        self.pod.as_ref().ok_or(ExecuteError::Gone { what: "pod" })
+    }
+
+    fn environment(&self) -> Result<&Environment, ExecuteError> {
+        self.environment.as_ref().ok_or(ExecuteError::Gone {
+            what: "environment",
+        })
+    }
+}
+
+#[derive(Clone)]
+pub(crate) struct Executor {
+    pub(crate) credentials: Credentials,
+    client: Client,
+    index: Shared,
+    recorder: Recorder,
+    phases: Family<PhaseLabels, Histogram, fn() -> Histogram>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct PhaseLabels {
+    phase: &'static str,
+}
+
+/// 10 ms to 82 s, the span between an idle machine's best phase and the provisioning limit.
+fn histogram() -> Histogram {
+    Histogram::new(exponential_buckets(0.01, 2.0, 14))
+}
+
+impl Executor {
+    pub(crate) fn new(client: Client, index: Shared, registry: &mut Registry) -> Self {
+        let phases = Family::new_with_constructor(histogram as fn() -> Histogram);
+        registry.register(
+            "start_phase_seconds",
+            "Time that a phase of a pod's start took",
+            phases.clone(),
+        );
+        let reporter = Reporter {
+            controller: labels::SCHEDULER_NAME.to_owned(),
+            instance: None,
+        };
+        let recorder = Recorder::new(client.clone(), reporter);
+        Self {
+            credentials: Credentials::new(client.clone(), index.clone(), recorder.clone()),
+            recorder,
+            client,
+            index,
+            phases,
+        }
+    }
+
+    pub(crate) async fn execute(
+        &self,
+        subject: &Subject,
+        effect: Effect,
+    ) -> Result<(), ExecuteError> {
+        match effect {
+            Effect::CreateInterface(new) => {
+                let created = self
+                    .all::<NetworkInterface>()
+                    .create(&PostParams::default(), &new)
+                    .await?;
+                self.index
+                    .lock()
+                    .interfaces
+                    .insert(created.name_any(), created);
+            }
+            Effect::CreateEnvironment(new) => {
+                tracing::info!(pod = %subject.uid, environment = %new.name_any(), host = %new.spec.host, "requested");
+                let created = self
+                    .all::<Environment>()
+                    .create(&PostParams::default(), &new)
+                    .await?;
+                if let Some(asked) = subject.pod()?.creation_timestamp() {
+                    self.observe("request", asked.0);
+                }
+                self.index
+                    .lock()
+                    .environments
+                    .insert(created.name_any(), created);
+            }
+            Effect::Nominate { node } => {
+                self.patch_pod_status(subject, json!({"nominatedNodeName": node}))
+                    .await?;
+            }
+            Effect::Annotate(pairs) => {
+                let annotations: serde_json::Map<String, Value> = pairs
+                    .into_iter()
+                    .map(|(key, value)| (key.to_owned(), json!(value)))
+                    .collect();
+                let pod = subject.pod()?;
+                let patch = json!({"metadata": {"uid": subject.uid, "annotations": annotations}});
+                self.pods(pod)
+                    .patch(
+                        &pod.name_any(),
+                        &PatchParams::default(),
+                        &Patch::Merge(patch),
+                    )
+                    .await?;
+            }
+            Effect::Bind { node } => self.bind(subject, &node).await?,
+            Effect::Explain { reason, message } => self.explain(subject, reason, message).await?,
+            Effect::FailPod { message } => self.fail_pod(subject, &message).await?,
+            Effect::DeletePod => {
+                let pod = subject.pod()?;
+                let parameters = DeleteParams::default()
+                    .grace_period(0)
+                    .preconditions(only(&subject.uid));
+                absent_is_fine(self.pods(pod).delete(&pod.name_any(), &parameters).await)?;
+            }
+            Effect::DeleteEnvironment => self.delete_environment(subject).await?,
+            Effect::DeleteNode => self.delete_node(subject.environment()?).await?,
+            Effect::CoolInterface => {
+                if let Some(interface) = &subject.interface {
+                    self.cool(interface).await?;
+                }
+            }
+            Effect::ReleaseEnvironment => {
+                let environment = subject.environment()?;
+                self.credentials.remove(environment).await?;
+                self.release(environment).await?;
+            }
+            // Kept in memory by the reconciler, which never passes it on.
+            Effect::RememberFailure => {}
+        }
+        Ok(())
+    }
+
+    /// Starts the time after which an interface's address may be used again.
+    pub(crate) async fn cool(&self, interface: &NetworkInterface) -> Result<(), ExecuteError> {
+        let until = Timestamp::now() + COOLING;
+        let patch = json!({
+            "metadata": {"uid": interface.uid()},
+            "status": {"phase": InterfacePhase::Cooling, "coolingUntil": until.to_string()},
+        });
+        let api = self.all::<NetworkInterface>();
+        let patched = api
+            .patch_status(
+                &interface.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
+            .await;
+        absent_is_fine(patched)
+    }
+
+    /// Frees an interface's address.
+    pub(crate) async fn delete_interface(
+        &self,
+        interface: &NetworkInterface,
+    ) -> Result<(), ExecuteError> {
+        self.delete::<NetworkInterface>(&interface.name_any(), interface.uid().as_deref())
+            .await
+    }
+
+    async fn bind(&self, subject: &Subject, node: &str) -> Result<(), ExecuteError> {
+        let pod = subject.pod()?;
+        let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
+        let binding = Binding {
+            metadata: ObjectMeta {
+                name: Some(name.clone()),
+                namespace: Some(namespace.clone()),
+                uid: Some(subject.uid.clone()),
+                ..Default::default()
+            },
+            target: ObjectReference {
+                api_version: Some("v1".to_owned()),
+                kind: Some("Node".to_owned()),
+                name: Some(node.to_owned()),
+                ..Default::default()
+            },
+        };
+        self.pods(pod)
+            .create_subresource::<Binding, Value>(
+                "binding",
+                &name,
+                &PostParams::default(),
+                &binding,
+            )
+            .await?;
+        tracing::info!(pod = %subject.uid, %node, "bound");
+        if let Some(registered) = subject
+            .environment
+            .as_ref()
+            .and_then(|e| e.status.as_ref()?.phases.last())
+        {
+            self.observe("bind", registered.time.0);
+        }
+        self.event(
+            pod,
+            EventType::Normal,
+            messages::SCHEDULED,
+            messages::assigned(&namespace, &name, node),
+        )
+        .await;
+        Ok(())
+    }
+
+    async fn explain(
+        &self,
+        subject: &Subject,
+        reason: &str,
+        message: String,
+    ) -> Result<(), ExecuteError> {
+        let now = Timestamp::now().to_string();
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": message, "lastTransitionTime": now,
+        });
+        self.patch_pod_status(subject, json!({"conditions": [condition]}))
+            .await?;
+        self.event(
+            subject.pod()?,
+            EventType::Warning,
+            messages::FAILED_SCHEDULING,
+            message,
+        )
+        .await;
+        Ok(())
+    }
+
+    /// Writes the end of a pod whose VM cannot any more. Based on the pod as it is now: what its node
+    /// wrote last is kept.
+    async fn fail_pod(&self, subject: &Subject, message: &str) -> Result<(), ExecuteError> {
+        let pod = subject.pod()?;
+        let current = self
+            .pods(pod)
+            .get_opt(&pod.name_any())
+            .await?
+            .filter(|current| current.uid().as_ref() == Some(&subject.uid))
+            .ok_or(ExecuteError::Gone { what: "pod" })?;
+        let Some(status) = lost_status(&current, message, Timestamp::now()) else {
+            return Ok(());
+        };
+        tracing::warn!(pod = %subject.uid, message, "pod failed: its environment is lost");
+        let based_on = json!({"uid": subject.uid, "resourceVersion": current.resource_version()});
+        self.patch_status(pod, &based_on, &status).await?;
+        self.event(
+            pod,
+            EventType::Warning,
+            messages::ENVIRONMENT_LOST,
+            message.to_owned(),
+        )
+        .await;
+        Ok(())
+    }
+
+    /// Asks for the end of an environment. A missing pod is looked for once more at the source:
+    /// nothing is destroyed because a watch is behind.
+    async fn delete_environment(&self, subject: &Subject) -> Result<(), ExecuteError> {
+        let environment = subject.environment()?;
+        if subject.pod.is_none() {
+            let pod = &environment.spec.pod;
+            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+            let found = api.get_opt(&pod.name).await?;
+            if found.is_some_and(|found| found.uid().as_ref() == Some(&pod.uid)) {
+                return Err(ExecuteError::Gone {
+                    what: "reason to delete the environment",
+                });
+            }
+        }
+        tracing::info!(pod = %subject.uid, environment = %environment.name_any(), "releasing");
+        self.delete::<Environment>(&environment.name_any(), environment.uid().as_deref())
+            .await
+    }
+
+    async fn delete_node(&self, environment: &Environment) -> Result<(), ExecuteError> {
+        let name = &environment.spec.node;
+        let nodes: Api<Node> = self.all();
+        if let Some(node) = nodes.get_opt(name).await? {
+            let provider = node
+                .spec
+                .as_ref()
+                .and_then(|s| s.provider_id.clone())
+                .unwrap_or_default();
+            if provider.ends_with(&environment.name_any()) {
+                self.delete::<Node>(name, node.uid().as_deref()).await?;
+            }
+        }
+        let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
+        absent_is_fine(leases.delete(name, &DeleteParams::default()).await)?;
+        // Each attempt and renewal has a name of its own; the label finds them all.
+        let requests: Api<CertificateSigningRequest> = self.all();
+        let label = format!("{}={}", labels::ENVIRONMENT, environment.name_any());
+        let selected = kube::api::ListParams::default().labels(&label);
+        requests
+            .delete_collection(&DeleteParams::default(), &selected)
+            .await?;
+        Ok(())
+    }
+
+    async fn release(&self, environment: &Environment) -> Result<(), ExecuteError> {
+        let finalizers: Vec<&String> = environment
+            .finalizers()
+            .iter()
+            .filter(|f| *f != labels::CONTROL_FINALIZER)
+            .collect();
+        let patch = json!({"metadata": {
+            "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
+        }});
+        let api = self.all::<Environment>();
+        absent_is_fine(
+            api.patch(
+                &environment.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
+            .await,
+        )
+    }
+
+    async fn patch_pod_status(&self, subject: &Subject, status: Value) -> Result<(), ExecuteError> {
+        let pod = subject.pod()?;
+        // The uid is a precondition: a pod of the same name made meanwhile is not touched.
+        self.patch_status(pod, &json!({"uid": subject.uid}), &status)
+            .await
+    }
+
+    async fn patch_status(
+        &self,
+        pod: &Pod,
+        metadata: &Value,
+        status: &impl Serialize,
+    ) -> Result<(), ExecuteError> {
+        let patch = json!({"metadata": metadata, "status": status});
+        self.pods(pod)
+            .patch_status(
+                &pod.name_any(),
+                &PatchParams::default(),
+                &Patch::Strategic(patch),
+            )
+            .await?;
+        Ok(())
+    }
+
+    async fn delete<K>(&self, name: &str, uid: Option<&str>) -> Result<(), ExecuteError>
+    where
+        K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+    {
+        let mut parameters = DeleteParams::default();
+        if let Some(uid) = uid {
+            parameters = parameters.preconditions(only(uid));
+        }
+        absent_is_fine(self.all::<K>().delete(name, &parameters).await)
+    }
+
+    async fn event(&self, pod: &Pod, type_: EventType, reason: &str, note: String) {
+        let event = Event {
+            type_,
+            reason: reason.to_owned(),
+            note: Some(note),
+            action: "Scheduling".to_owned(),
+            secondary: None,
+        };
+        publish(&self.recorder, pod, &event).await;
+    }
+
+    fn observe(&self, phase: &'static str, since: Timestamp) {
+        let seconds = Timestamp::now().duration_since(since).as_secs_f64();
+        self.phases
+            .get_or_create(&PhaseLabels { phase })
+            .observe(seconds.max(0.0));
+    }
+
+    fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
+        Api::all(self.client.clone())
+    }
+
+    fn pods(&self, pod: &Pod) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default())
+    }
+}
+
+/// Stores an event on a pod, as far as it can be: nothing waits for it.
+pub(crate) async fn publish(recorder: &Recorder, pod: &Pod, event: &Event) {
+    if let Err(error) = recorder.publish(event, &pod.object_ref(&())).await {
+        tracing::warn!(pod = ?pod.uid(), reason = event.reason, error = &error as &dyn std::error::Error, "event was not stored");
+    }
+}
+
+fn only(uid: &str) -> Preconditions {
+    Preconditions {
+        uid: Some(uid.to_owned()),
+        resource_version: None,
+    }
+}
+
+pub(crate) fn absent_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), ExecuteError> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,74 @@
+//! Gives network objects their EC2-style ids, and profiles their state.
+
+use crate::index::Shared;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, Client, Resource, ResourceExt};
+use monopod_api::names;
+use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
+use monopod_api::profile::FargateProfile;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+use std::fmt::Debug;
+
+/// The id of an object; empty until it is stored.
+pub(crate) fn id<K: Resource>(prefix: &str, object: &K) -> String {
+    object
+        .meta()
+        .uid
+        .as_deref()
+        .map(|uid| names::ec2_id(prefix, uid))
+        .unwrap_or_default()
+}
+
+/// An object that lacks its id or state.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Unmarked {
+    Vpc(String),
+    Subnet(String),
+    Group(String),
+    Interface(String),
+    Profile(String),
+}
+
+/// Writes the status of an object that lacks it.
+pub(crate) async fn mark(
+    client: &Client,
+    index: &Shared,
+    unmarked: &Unmarked,
+) -> Result<(), kube::Error> {
+    match unmarked {
+        Unmarked::Vpc(name) => patch::<Vpc>(client, name, "vpc", json!({})).await,
+        Unmarked::Subnet(name) => patch::<Subnet>(client, name, "subnet", json!({})).await,
+        Unmarked::Group(name) => patch::<SecurityGroup>(client, name, "sg", json!({})).await,
+        Unmarked::Interface(name) => {
+            patch::<NetworkInterface>(client, name, "eni", json!({})).await
+        }
+        Unmarked::Profile(name) => {
+            // Whatever is in the index selects pods: the webhook reads the index for each pod.
+            if !index.lock().profiles.contains_key(name) {
+                return Ok(());
+            }
+            patch::<FargateProfile>(client, name, "fp", json!({"status": "ACTIVE"})).await
+        }
+    }
+}
+
+async fn patch<K>(
+    client: &Client,
+    name: &str,
+    prefix: &str,
+    mut status: Value,
+) -> Result<(), kube::Error>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(client.clone());
+    let Some(object) = api.get_opt(name).await? else {
+        return Ok(());
+    };
+    status["id"] = json!(id(prefix, &object));
+    let patch = json!({"metadata": {"uid": object.uid()}, "status": status});
+    api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+        .map(|_| ())
+}

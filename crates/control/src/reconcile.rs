@@ -1,0 +1,216 @@
+//! Takes keys from the queue, lets `core` decide and carries the decision out.
+
+use crate::execute::{self, ExecuteError, Subject};
+use crate::identity::{self, Unmarked};
+use crate::index::Shared;
+use jiff::{SignedDuration, Timestamp};
+use kube::Client;
+use monopod_api::names;
+use monopod_core::lifecycle::{self, Attempts, Decision, Effect, InterfaceEffect, Observed, World};
+use monopod_ops::admin::Readiness;
+use monopod_ops::queue::Queue;
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::registry::Registry;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+/// What is worked on.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Key {
+    /// A pod's uid, whether the pod exists or only its environment.
+    Pod(String),
+    /// An interface's name.
+    Interface(String),
+    /// An environment's name: its registry credentials.
+    Credentials(String),
+    /// An object without its id.
+    Unmarked(Unmarked),
+}
+
+/// Delay after a failed request; the reason is mostly a changed object, which a watch shows soon.
+const RETRY: Duration = Duration::from_millis(500);
+
+#[derive(Clone)]
+pub(crate) struct Reconciler {
+    client: Client,
+    index: Shared,
+    queue: Queue<Key>,
+    kubernetes_version: String,
+    executor: execute::Executor,
+    failures: Family<FailureLabels, Counter>,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct FailureLabels {
+    category: &'static str,
+}
+
+impl Reconciler {
+    pub(crate) fn new(
+        client: Client,
+        index: Shared,
+        queue: Queue<Key>,
+        kubernetes_version: String,
+        registry: &mut Registry,
+    ) -> Self {
+        let failures = Family::default();
+        registry.register(
+            "effect_failures",
+            "Effects that failed and are decided anew",
+            failures.clone(),
+        );
+        let executor = execute::Executor::new(client.clone(), index.clone(), registry);
+        Self {
+            client,
+            index,
+            queue,
+            kubernetes_version,
+            executor,
+            failures,
+        }
+    }
+
+    /// Works until the token is cancelled, beginning once every watch has its first list.
+    pub(crate) async fn run(
+        self,
+        parallel: usize,
+        readiness: Readiness,
+        shutdown: CancellationToken,
+    ) {
+        while !readiness.pending().is_empty() {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                () = tokio::time::sleep(Duration::from_millis(20)) => {}
+            }
+        }
+        let queue = self.queue.clone();
+        queue
+            .run(parallel, shutdown, move |key| {
+                let this = self.clone();
+                async move { this.work(key).await }
+            })
+            .await;
+    }
+
+    async fn work(&self, key: Key) {
+        let result = match &key {
+            Key::Pod(uid) => self.pod(uid).await,
+            Key::Interface(name) => self.interface(name).await,
+            Key::Credentials(environment) => self.executor.credentials.hand_over(environment).await,
+            Key::Unmarked(unmarked) => identity::mark(&self.client, &self.index, unmarked)
+                .await
+                .map(|()| None)
+                .map_err(ExecuteError::from),
+        };
+        match result {
+            Ok(None) => {}
+            Ok(Some(wake)) => {
+                let delay = wake
+                    .duration_since(Timestamp::now())
+                    .max(SignedDuration::ZERO);
+                self.queue.add_after(key, delay.unsigned_abs());
+            }
+            Err(error) => {
+                self.failures
+                    .get_or_create(&FailureLabels {
+                        category: error.category(),
+                    })
+                    .inc();
+                if !error.is_race() {
+                    tracing::warn!(
+                        ?key,
+                        error = &error as &dyn std::error::Error,
+                        "will be tried again"
+                    );
+                }
+                self.queue.add_after(key, RETRY);
+            }
+        }
+    }
+
+    async fn pod(&self, uid: &str) -> Result<Option<Timestamp>, ExecuteError> {
+        let environment_name = names::environment(uid);
+        let (decision, subject) = {
+            let mut index = self.index.lock();
+            let environment = index.environments.get(&environment_name);
+            let observed = Observed {
+                pod: index.pods.get(uid),
+                environment,
+                interface: index.interface_of(&environment_name),
+                node: environment.and_then(|e| index.nodes.get(&e.spec.node)),
+                attempts: index.attempts.get(uid).copied().unwrap_or_default(),
+            };
+            let snapshot = index.snapshot();
+            let world = World {
+                profiles: &snapshot.profiles,
+                roles: &snapshot.roles,
+                network: &snapshot.network,
+                candidates: &snapshot.candidates,
+                kubernetes_version: &self.kubernetes_version,
+            };
+            let decision = lifecycle::decide(
+                &observed,
+                &world,
+                seed(uid, observed.attempts),
+                Timestamp::now(),
+            );
+            let subject = Subject::of(uid, &observed);
+            index.assume(&decision.effects);
+            (decision, subject)
+        };
+        let Decision { effects, wake } = decision;
+        for effect in effects {
+            tracing::debug!(pod = uid, ?effect, "effect");
+            if let Effect::RememberFailure = effect {
+                let mut index = self.index.lock();
+                let attempts = index.attempts.entry(uid.to_owned()).or_default();
+                *attempts = Attempts {
+                    failures: attempts.failures + 1,
+                    last: Some(Timestamp::now()),
+                };
+                continue;
+            }
+            let requested = matches!(effect, Effect::CreateEnvironment(_));
+            if let Err(error) = self.executor.execute(&subject, effect).await {
+                self.index.lock().forget_assumed(&environment_name);
+                return Err(error);
+            }
+            if requested {
+                self.queue.add(Key::Credentials(environment_name.clone()));
+            }
+        }
+        Ok(wake)
+    }
+
+    async fn interface(&self, name: &str) -> Result<Option<Timestamp>, ExecuteError> {
+        let (effect, interface) = {
+            let index = self.index.lock();
+            let Some(interface) = index.interfaces.get(name) else {
+                return Ok(None);
+            };
+            let exists = index
+                .environments
+                .contains_key(&interface.spec.environment.name);
+            (
+                lifecycle::decide_interface(interface, exists, Timestamp::now()),
+                interface.clone(),
+            )
+        };
+        match effect {
+            InterfaceEffect::Keep(wake) => return Ok(wake),
+            InterfaceEffect::Cool => self.executor.cool(&interface).await?,
+            InterfaceEffect::Delete => self.executor.delete_interface(&interface).await?,
+        }
+        Ok(None)
+    }
+}
+
+/// Spreads addresses, and tries others after a failure.
+fn seed(uid: &str, attempts: Attempts) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    (uid, attempts.failures).hash(&mut hasher);
+    hasher.finish()
+}

@@ -1,0 +1,236 @@
+//! Whether a certificate request for a node may be approved.
+//!
+//! The host makes key and requests for exactly the node that an Environment names. Nobody else is
+//! given one: not another host, not a guest, not a pod, whatever the request says.
+
+use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
+use monopod_api::environment::Environment;
+use monopod_api::labels;
+
+/// Signer of the certificates with which kubelets call the API server.
+pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
+/// Signer of the certificates with which kubelets serve.
+pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Seconds that a node's certificate lasts.
+pub const LIFETIME_SECONDS: i32 = 3600;
+
+/// What the PKCS #10 request in a certificate request says.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Requested {
+    /// Common names of the subject.
+    pub common_names: Vec<String>,
+    /// Organizations of the subject.
+    pub organizations: Vec<String>,
+    /// IP addresses among the alternative names.
+    pub addresses: Vec<std::net::IpAddr>,
+    /// How many other alternative names there are (DNS, URI, mail, …).
+    pub other_names: usize,
+}
+
+/// What to do about a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// Not for our signers and nodes; somebody else's business.
+    NotOurs,
+    /// Exactly what an Environment's host may ask for.
+    Approve,
+    /// Refused, for this reason.
+    Deny(String),
+}
+
+/// Judges a request. `environment` is the one whose node the subject names, if there is one.
+pub fn judge(
+    spec: &CertificateSigningRequestSpec,
+    requested: &Requested,
+    environment: Option<&Environment>,
+) -> Verdict {
+    let serving = match spec.signer_name.as_str() {
+        CLIENT_SIGNER => false,
+        SERVING_SIGNER => true,
+        _other => return Verdict::NotOurs,
+    };
+    let [common_name] = requested.common_names.as_slice() else {
+        return Verdict::NotOurs;
+    };
+    let Some(node) = common_name
+        .strip_prefix("system:node:")
+        .filter(|n| monopod_api::names::is_fargate_node(n))
+    else {
+        return Verdict::NotOurs;
+    };
+    let deny = |reason: &str| Verdict::Deny(format!("{reason} (node {node})"));
+    let Some(environment) = environment.filter(|e| e.spec.node == node) else {
+        return deny("no environment has this node");
+    };
+    if environment.metadata.deletion_timestamp.is_some() {
+        return deny("the environment is being released");
+    }
+    let requestor = spec.username.as_deref().unwrap_or_default();
+    if requestor.strip_prefix(labels::HOST_USER_PREFIX) != Some(environment.spec.host.as_str()) {
+        return deny("only the environment's host may ask");
+    }
+    let groups = spec.groups.as_deref().unwrap_or_default();
+    if groups.iter().any(|group| group == "system:nodes")
+        || !groups.iter().any(|g| g == labels::HOSTS_GROUP)
+    {
+        return deny("a node may not ask for certificates of a node");
+    }
+    if requested.organizations != ["system:nodes"] {
+        return deny("the organization must be exactly system:nodes");
+    }
+    let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
+    usages.sort_unstable();
+    if serving {
+        let address = environment.spec.address.parse::<std::net::IpAddr>().ok();
+        if requested.other_names != 0 || address.is_none_or(|a| requested.addresses != [a]) {
+            return deny("the alternative names must be exactly the node's address");
+        }
+        if usages != ["digital signature", "server auth"] {
+            return deny("the usages must be digital signature and server auth");
+        }
+    } else {
+        if requested.other_names != 0 || !requested.addresses.is_empty() {
+            return deny("a client certificate has no alternative names");
+        }
+        if usages != ["client auth", "digital signature"] {
+            return deny("the usages must be digital signature and client auth");
+        }
+    }
+    Verdict::Approve
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+
+    fn request(serving: bool) -> (CertificateSigningRequestSpec, Requested) {
+        let environment = testing::environment("uid-1");
+        let spec = CertificateSigningRequestSpec {
+            signer_name: if serving {
+                SERVING_SIGNER
+            } else {
+                CLIENT_SIGNER
+            }
+            .to_owned(),
+            username: Some("monopod:host:host-1".to_owned()),
+            groups: Some(vec![
+                "monopod:hosts".to_owned(),
+                "system:authenticated".to_owned(),
+            ]),
+            usages: Some(vec![
+                "digital signature".to_owned(),
+                if serving {
+                    "server auth"
+                } else {
+                    "client auth"
+                }
+                .to_owned(),
+            ]),
+            ..Default::default()
+        };
+        let requested = Requested {
+            common_names: vec![format!("system:node:{}", environment.spec.node)],
+            organizations: vec!["system:nodes".to_owned()],
+            addresses: if serving {
+                vec![environment.spec.address.parse().expect("valid")]
+            } else {
+                vec![]
+            },
+            other_names: 0,
+        };
+        (spec, requested)
+    }
+
+    #[test]
+    fn the_environments_host_gets_its_nodes_certificates() {
+        let environment = testing::environment("uid-1");
+        for serving in [false, true] {
+            let (spec, requested) = request(serving);
+            assert_eq!(
+                judge(&spec, &requested, Some(&environment)),
+                Verdict::Approve
+            );
+        }
+    }
+
+    /// One deviation each; every one must be refused.
+    #[test]
+    fn nobody_else_and_nothing_else_is_approved() {
+        type Change = (
+            &'static str,
+            fn(&mut CertificateSigningRequestSpec, &mut Requested, &mut Environment),
+        );
+        let changes: &[Change] = &[
+            ("another host", |s, _, _| {
+                s.username = Some("monopod:host:host-2".to_owned());
+            }),
+            ("a guest", |s, _, e| {
+                s.username = Some(format!("system:node:{}", e.spec.node));
+                s.groups = Some(vec!["system:nodes".to_owned()]);
+            }),
+            ("a pod", |s, _, _| {
+                s.username = Some("system:serviceaccount:default:default".to_owned());
+            }),
+            ("a host in system:nodes", |s, _, _| {
+                s.groups
+                    .get_or_insert_default()
+                    .push("system:nodes".to_owned());
+            }),
+            ("a host's name without its group", |s, _, _| {
+                s.groups = Some(vec![]);
+            }),
+            ("another node", |_, r, _| {
+                r.common_names =
+                    vec!["system:node:fargate-ip-10-0-9-9.r.compute.internal".to_owned()];
+            }),
+            ("more organizations", |_, r, _| {
+                r.organizations.push("system:masters".to_owned());
+            }),
+            ("no organization", |_, r, _| r.organizations.clear()),
+            ("another address", |_, r, _| {
+                r.addresses = vec!["10.0.9.9".parse().expect("valid")];
+            }),
+            ("one more address", |_, r, _| {
+                r.addresses.push("10.0.9.9".parse().expect("valid"));
+            }),
+            ("a DNS name", |_, r, _| r.other_names = 1),
+            ("more usages", |s, _, _| {
+                s.usages
+                    .get_or_insert_default()
+                    .push("cert sign".to_owned());
+            }),
+            ("a released environment", |_, _, e| {
+                e.metadata.deletion_timestamp =
+                    Some(serde_json::from_str("\"2026-01-01T00:00:00Z\"").expect("valid"));
+            }),
+        ];
+        for serving in [false, true] {
+            for (what, change) in changes {
+                let (mut spec, mut requested) = request(serving);
+                let mut environment = testing::environment("uid-1");
+                change(&mut spec, &mut requested, &mut environment);
+                let verdict = judge(&spec, &requested, Some(&environment));
+                assert!(
+                    matches!(verdict, Verdict::Deny(_)),
+                    "{what}, serving {serving}: {verdict:?}"
+                );
+            }
+            let (spec, requested) = request(serving);
+            assert!(
+                matches!(judge(&spec, &requested, None), Verdict::Deny(_)),
+                "no environment"
+            );
+        }
+    }
+
+    #[test]
+    fn other_signers_and_nodes_are_left_alone() {
+        let (mut spec, requested) = request(false);
+        spec.signer_name = "kubernetes.io/kube-apiserver-client".to_owned();
+        assert_eq!(judge(&spec, &requested, None), Verdict::NotOurs);
+        let (spec, mut requested) = request(false);
+        requested.common_names = vec!["system:node:worker-1".to_owned()];
+        assert_eq!(judge(&spec, &requested, None), Verdict::NotOurs);
+    }
+}

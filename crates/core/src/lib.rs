@@ -1,0 +1,22 @@
+//! Every decision of Monopod, as synchronous functions of `(state, event, now)`.
+//!
+//! No I/O, no clock, no randomness: effects are data, which the processes' shells carry out.
+
+pub mod addresses;
+pub mod admission;
+pub mod archive;
+pub mod backoff;
+pub mod certificates;
+pub mod contract;
+pub mod image;
+pub mod lifecycle;
+pub mod placement;
+pub mod pod;
+pub mod pool;
+pub mod quantity;
+pub mod sizing;
+#[cfg(test)]
+mod testing;
+pub mod timeline;
+pub mod vpc;
+pub mod wildcard;

@@ -1,0 +1,374 @@
+//! Choosing host, subnet and address for a pod that has no environment.
+
+use super::{Decision, Effect, Observed, World};
+use crate::backoff::Backoff;
+use crate::image::{credentials, reference::normalise};
+use crate::placement::{self, Request};
+use crate::sizing::{self, Requirement, SizingError};
+use crate::{addresses, admission, contract};
+use ipnet::Ipv4Net;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{Pod, PodSpec};
+use monopod_api::environment::{
+    Environment, EnvironmentImage, EnvironmentReference, EnvironmentSpec, PodReference, PullPolicy,
+};
+use monopod_api::network::{NetworkInterface, NetworkInterfaceSpec};
+use monopod_api::profile::FargateProfileSpec;
+use monopod_api::{labels, messages, names};
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
+
+/// The group of interfaces whose profile names none.
+const DEFAULT_GROUP: &str = "default";
+
+/// Subnets, groups and addresses of the VPC.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Network {
+    /// Subnets by name.
+    pub subnets: BTreeMap<String, Subnet>,
+    /// Names of security groups, and their ids with the name that each stands for.
+    pub groups: BTreeMap<String, String>,
+    /// Addresses of all interfaces, cooling ones as well.
+    pub taken: BTreeSet<Ipv4Addr>,
+}
+
+/// A subnet.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Subnet {
+    /// EC2-style id.
+    pub id: String,
+    /// Addresses.
+    pub cidr: Ipv4Net,
+    /// Zone.
+    pub zone: String,
+}
+
+/// A reason for which a pod waits, and what names it.
+struct Waits {
+    reason: &'static str,
+    message: String,
+}
+
+impl Waits {
+    fn unschedulable(message: impl Into<String>) -> Self {
+        Self {
+            reason: "Unschedulable",
+            message: message.into(),
+        }
+    }
+}
+
+pub(super) fn place(
+    observed: &Observed<'_>,
+    pod: &Pod,
+    world: &World<'_>,
+    seed: u64,
+    now: Timestamp,
+) -> Decision {
+    let gated = pod.spec.as_ref().is_some_and(|s| {
+        s.scheduling_gates
+            .as_ref()
+            .is_some_and(|gates| !gates.is_empty())
+    });
+    if !super::is_ours(pod) || pod.metadata.deletion_timestamp.is_some() || gated {
+        return Decision::idle();
+    }
+    if let Some(last) = observed.attempts.last {
+        let next = last + Backoff::PROVISIONING.delay(observed.attempts.failures);
+        if now < next {
+            return Decision::at(next);
+        }
+    }
+    match request(observed, pod, world, seed, now) {
+        Ok(effects) => Decision::now(effects),
+        Err(waits) => explain(pod, waits),
+    }
+}
+
+/// Says why the pod waits, unless its condition says so already.
+fn explain(pod: &Pod, waits: Waits) -> Decision {
+    let said = pod
+        .status
+        .iter()
+        .flat_map(|s| s.conditions.iter().flatten())
+        .any(|c| {
+            c.type_ == "PodScheduled"
+                && c.status == "False"
+                && c.message.as_deref() == Some(&waits.message)
+        });
+    if said {
+        return Decision::idle();
+    }
+    Decision::now([Effect::Explain {
+        reason: waits.reason,
+        message: waits.message,
+    }])
+}
+
+fn request(
+    observed: &Observed<'_>,
+    pod: &Pod,
+    world: &World<'_>,
+    seed: u64,
+    now: Timestamp,
+) -> Result<Vec<Effect>, Waits> {
+    let (Some(spec), Some(pod_reference)) = (&pod.spec, reference(pod)) else {
+        return Err(Waits::unschedulable("the pod has no name, uid or spec"));
+    };
+    let (profile_name, profile) = profile(pod, &pod_reference.namespace, world)?;
+    let required = required(pod, spec)?;
+    let subnets = subnets(profile_name, profile, world)?;
+    let security_groups = groups(profile_name, profile, world)?;
+    let images = images(spec);
+    // As hosts name them.
+    let references: Vec<String> = images
+        .iter()
+        .filter_map(|image| Some(normalise(&image.reference).ok()?.to_string()))
+        .collect();
+    let role = world.roles.get(&profile.pod_execution_role);
+    let pull_credentials = role.is_some_and(|role| !role.image_pull_secrets.is_empty())
+        || !credentials::of_pod(pod).is_empty();
+    let zones = subnets
+        .iter()
+        .map(|(_, subnet)| subnet.zone.clone())
+        .collect();
+    let wanted = Request {
+        size: required.size,
+        zones: &zones,
+        images: &references,
+        kubernetes_version: world.kubernetes_version,
+    };
+    let host = placement::choose(world.candidates, &wanted)
+        .map_err(|error| Waits::unschedulable(format!("{} ({error})", messages::NO_CAPACITY)))?;
+
+    let environment_name = names::environment(&pod_reference.uid);
+    let (address, interface) =
+        if let Some(address) = usable(observed.interface, &environment_name, &host.name) {
+            (address, None)
+        } else {
+            let (subnet, address) = subnets
+                .iter()
+                .filter(|(_, subnet)| subnet.zone == host.spec.zone)
+                .find_map(|(name, subnet)| {
+                    Some((
+                        *name,
+                        addresses::choose(subnet.cidr, &world.network.taken, seed)?,
+                    ))
+                })
+                .ok_or_else(|| Waits::unschedulable(no_address(&subnets)))?;
+            let new = NetworkInterface::new(
+                &names::network_interface(address),
+                NetworkInterfaceSpec {
+                    address: address.to_string(),
+                    mac: names::mac(address),
+                    subnet: subnet.to_owned(),
+                    security_groups,
+                    environment: EnvironmentReference {
+                        name: environment_name.clone(),
+                    },
+                    host: host.name.clone(),
+                },
+            );
+            (address, Some(Effect::CreateInterface(Box::new(new))))
+        };
+    let mut environment = Environment::new(
+        &environment_name,
+        EnvironmentSpec {
+            pod: pod_reference,
+            profile: profile_name.to_owned(),
+            pod_execution_role: profile.pod_execution_role.clone(),
+            size: required.size,
+            scratch_gib: required.scratch_gib,
+            host: host.name.clone(),
+            node: names::node(address, &host.spec.region),
+            network_interface: names::network_interface(address),
+            address: address.to_string(),
+            images,
+            pull_credentials,
+            kubernetes_version: world.kubernetes_version.to_owned(),
+        },
+    );
+    let requested = (labels::REQUESTED_AT.to_owned(), now.to_string());
+    environment.metadata.annotations = Some([requested].into());
+    environment.metadata.finalizers = Some(vec![
+        labels::CONTROL_FINALIZER.to_owned(),
+        labels::HOST_FINALIZER.to_owned(),
+    ]);
+    let node = environment.spec.node.clone();
+    let size = required.size.to_string();
+    Ok(interface
+        .into_iter()
+        .chain([
+            Effect::CreateEnvironment(Box::new(environment)),
+            Effect::Annotate(vec![(labels::CAPACITY_PROVISIONED, size)]),
+            Effect::Nominate { node: Some(node) },
+        ])
+        .collect())
+}
+
+/// The pod's images, each with the strictest policy that one of its containers has.
+fn images(spec: &PodSpec) -> Vec<EnvironmentImage> {
+    let mut images: BTreeMap<&str, PullPolicy> = BTreeMap::new();
+    for container in contract::all_containers(spec) {
+        let Some(reference) = container.image.as_deref() else {
+            continue;
+        };
+        let policy = match container.image_pull_policy.as_deref() {
+            Some("Always") => PullPolicy::Always,
+            Some("Never") => PullPolicy::Never,
+            // The API server sets one of the three.
+            Some(_) | None => PullPolicy::IfNotPresent,
+        };
+        let strictest = images.entry(reference).or_insert(policy);
+        *strictest = policy.max(*strictest);
+    }
+    images
+        .into_iter()
+        .map(|(reference, pull_policy)| EnvironmentImage {
+            reference: reference.to_owned(),
+            pull_policy,
+        })
+        .collect()
+}
+
+/// What the pod's VM must have, if the pod is one that can run here at all.
+fn required(pod: &Pod, spec: &PodSpec) -> Result<Requirement, Waits> {
+    let violations = contract::violations(pod);
+    if !violations.is_empty() {
+        return Err(Waits {
+            reason: messages::POD_UNSUPPORTED,
+            message: messages::pod_not_supported(&violations),
+        });
+    }
+    // The node would refuse it too, but only after its VM has started, and for good.
+    let unsupported = crate::pod::admission::unsupported(pod);
+    if !unsupported.is_empty() {
+        let part = format!(
+            "fields not supported by this version of the runtime: {}",
+            unsupported.join(", ")
+        );
+        return Err(Waits {
+            reason: messages::POD_UNSUPPORTED,
+            message: messages::pod_not_supported(&[part]),
+        });
+    }
+    sizing::requirement(spec).map_err(|error| match error {
+        SizingError::TooLarge => Waits {
+            reason: messages::POD_TOO_LARGE,
+            message: error.to_string(),
+        },
+        SizingError::Invalid(_) => Waits::unschedulable(error.to_string()),
+    })
+}
+
+fn reference(pod: &Pod) -> Option<PodReference> {
+    Some(PodReference {
+        namespace: pod.metadata.namespace.clone()?,
+        name: pod.metadata.name.clone()?,
+        uid: pod.metadata.uid.clone()?,
+    })
+}
+
+/// The profile that the pod carries, if its selectors match still: labels can be edited.
+fn profile<'a>(
+    pod: &Pod,
+    namespace: &str,
+    world: &World<'a>,
+) -> Result<(&'a str, &'a FargateProfileSpec), Waits> {
+    admission::profile_of(pod, namespace, world.profiles)
+        .and_then(|name| world.profiles.get_key_value(name))
+        .map(|(name, spec)| (name.as_str(), spec))
+        .ok_or_else(|| {
+            let named = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::FARGATE_PROFILE));
+            Waits::unschedulable(match named {
+                Some(name) => format!(
+                    "Misconfigured Fargate Profile: fargate profile {name} does not exist or none of its selectors matches the pod"
+                ),
+                None => "no Fargate profile has a selector that matches the pod".to_owned(),
+            })
+        })
+}
+
+fn subnets<'a>(
+    name: &str,
+    profile: &'a FargateProfileSpec,
+    world: &World<'a>,
+) -> Result<Vec<(&'a str, &'a Subnet)>, Waits> {
+    let all = &world.network.subnets;
+    if !world.roles.contains_key(&profile.pod_execution_role) {
+        return Err(Waits::unschedulable(format!(
+            "Misconfigured Fargate Profile: fargate profile {name} blocked for new launches due to: Pod execution role is not found in auth config or does not have all required permissions for launching fargate pods."
+        )));
+    }
+    let found: Vec<_> = if profile.subnets.is_empty() {
+        all.iter().map(|(n, subnet)| (n.as_str(), subnet)).collect()
+    } else {
+        profile
+            .subnets
+            .iter()
+            .map(|wanted| {
+                all.iter()
+                    .find(|(n, subnet)| *n == wanted || subnet.id == *wanted)
+                    .map(|(n, subnet)| (n.as_str(), subnet))
+                    .ok_or_else(|| misconfigured(name, &format!("subnet {wanted} does not exist")))
+            })
+            .collect::<Result<_, _>>()?
+    };
+    if found.is_empty() {
+        return Err(misconfigured(name, "the VPC has no subnet"));
+    }
+    Ok(found)
+}
+
+fn groups(
+    name: &str,
+    profile: &FargateProfileSpec,
+    world: &World<'_>,
+) -> Result<Vec<String>, Waits> {
+    let default = [DEFAULT_GROUP.to_owned()];
+    let wanted = if profile.security_groups.is_empty() {
+        &default[..]
+    } else {
+        &profile.security_groups
+    };
+    wanted
+        .iter()
+        .map(|group| {
+            world.network.groups.get(group).cloned().ok_or_else(|| {
+                misconfigured(name, &format!("security group {group} does not exist"))
+            })
+        })
+        .collect()
+}
+
+fn misconfigured(profile: &str, why: &str) -> Waits {
+    Waits::unschedulable(format!(
+        "Misconfigured Fargate Profile: fargate profile {profile} blocked for new launches due to: {why}"
+    ))
+}
+
+fn no_address(subnets: &[(&str, &Subnet)]) -> String {
+    let list: Vec<_> = subnets
+        .iter()
+        .map(|(name, subnet)| format!("{name} ({})", subnet.cidr))
+        .collect();
+    format!(
+        "no free IP address in subnet {}; add a subnet or delete pods",
+        list.join(", ")
+    )
+}
+
+/// The address of an interface that an earlier attempt made for this pod on this host.
+fn usable(interface: Option<&NetworkInterface>, environment: &str, host: &str) -> Option<Ipv4Addr> {
+    let interface = interface?;
+    let released = interface
+        .status
+        .as_ref()
+        .is_some_and(|s| s.phase == monopod_api::network::InterfacePhase::Cooling);
+    let fits = interface.spec.environment.name == environment
+        && interface.spec.host == host
+        && interface.metadata.deletion_timestamp.is_none();
+    (fits && !released)
+        .then(|| interface.spec.address.parse().ok())
+        .flatten()
+}

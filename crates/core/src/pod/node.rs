@@ -1,0 +1,213 @@
+//! The `Node` object, as users of EKS Fargate know it.
+
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{
+    DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
+    NodeSystemInfo, Taint,
+};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use monopod_api::{KUBERNETES_VERSION, labels};
+use monopod_wire::Task;
+use std::collections::BTreeMap;
+
+/// Makes the API server send exec and attach as WebSocket.
+const DECLARED_FEATURES: [&str; 1] = ["ExtendWebSocketsToKubelet"];
+
+/// What the running system says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct System {
+    /// `uname -r`.
+    pub kernel: String,
+    /// Of this boot.
+    pub boot_id: String,
+    /// Drawn after GO, so that clones differ.
+    pub machine_id: String,
+}
+
+/// The node of a task, Ready as of `now`.
+pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
+    let labels = [
+        ("beta.kubernetes.io/arch", "amd64"),
+        ("beta.kubernetes.io/os", "linux"),
+        ("kubernetes.io/arch", "amd64"),
+        ("kubernetes.io/os", "linux"),
+        ("failure-domain.beta.kubernetes.io/region", &task.region),
+        ("failure-domain.beta.kubernetes.io/zone", &task.zone),
+        ("topology.kubernetes.io/region", &task.region),
+        ("topology.kubernetes.io/zone", &task.zone),
+        ("kubernetes.io/hostname", &task.hostname),
+        (labels::COMPUTE_TYPE, labels::COMPUTE_TYPE_FARGATE),
+    ];
+    let annotations = [
+        ("node.alpha.kubernetes.io/ttl", "0"),
+        (
+            "volumes.kubernetes.io/controller-managed-attach-detach",
+            "true",
+        ),
+    ];
+    Node {
+        metadata: ObjectMeta {
+            name: Some(task.node.clone()),
+            labels: Some(owned(&labels)),
+            annotations: Some(owned(&annotations)),
+            ..ObjectMeta::default()
+        },
+        spec: Some(NodeSpec {
+            provider_id: Some(task.provider_id.clone()),
+            taints: Some(vec![Taint {
+                key: labels::COMPUTE_TYPE.to_owned(),
+                value: Some(labels::COMPUTE_TYPE_FARGATE.to_owned()),
+                effect: "NoSchedule".to_owned(),
+                time_added: None,
+            }]),
+            ..NodeSpec::default()
+        }),
+        status: Some(status(task, system, now)),
+    }
+}
+
+/// The node's status, Ready as of `now`.
+pub fn status(task: &Task, system: &System, now: Timestamp) -> NodeStatus {
+    let capacity = BTreeMap::from([
+        ("cpu".to_owned(), Quantity(format!("{}m", task.cpu_millis))),
+        (
+            "memory".to_owned(),
+            Quantity(format!("{}Mi", task.memory_mib)),
+        ),
+        (
+            "ephemeral-storage".to_owned(),
+            Quantity(format!("{}Ki", task.scratch_bytes / 1024)),
+        ),
+        ("pods".to_owned(), Quantity("1".to_owned())),
+    ]);
+    let address = |kind: &str, address: &str| NodeAddress {
+        type_: kind.to_owned(),
+        address: address.to_owned(),
+    };
+    NodeStatus {
+        addresses: Some(vec![
+            address("InternalIP", &task.interface.address.to_string()),
+            address("InternalDNS", &task.hostname),
+            address("Hostname", &task.hostname),
+        ]),
+        allocatable: Some(capacity.clone()),
+        capacity: Some(capacity),
+        conditions: Some(conditions(now)),
+        daemon_endpoints: Some(NodeDaemonEndpoints {
+            kubelet_endpoint: Some(DaemonEndpoint {
+                port: i32::from(labels::KUBELET_PORT),
+            }),
+        }),
+        declared_features: Some(DECLARED_FEATURES.map(str::to_owned).to_vec()),
+        node_info: Some(NodeSystemInfo {
+            architecture: "amd64".to_owned(),
+            boot_id: system.boot_id.clone(),
+            container_runtime_version: concat!("monopod://", env!("CARGO_PKG_VERSION")).to_owned(),
+            kernel_version: system.kernel.clone(),
+            kube_proxy_version: String::new(),
+            kubelet_version: format!("{KUBERNETES_VERSION}-monopod"),
+            machine_id: system.machine_id.clone(),
+            operating_system: "linux".to_owned(),
+            os_image: "Monopod".to_owned(),
+            system_uuid: task.pod.uid.clone(),
+            ..NodeSystemInfo::default()
+        }),
+        ..NodeStatus::default()
+    }
+}
+
+/// The node's conditions: fine as of `now`. A node that is not cannot tell.
+pub fn conditions(now: Timestamp) -> Vec<NodeCondition> {
+    let rows = [
+        (
+            "MemoryPressure",
+            "False",
+            "KubeletHasSufficientMemory",
+            "kubelet has sufficient memory available",
+        ),
+        (
+            "DiskPressure",
+            "False",
+            "KubeletHasNoDiskPressure",
+            "kubelet has no disk pressure",
+        ),
+        (
+            "PIDPressure",
+            "False",
+            "KubeletHasSufficientPID",
+            "kubelet has sufficient PID available",
+        ),
+        (
+            "Ready",
+            "True",
+            "KubeletReady",
+            "kubelet is posting ready status",
+        ),
+    ];
+    rows.map(|(kind, status, reason, message)| NodeCondition {
+        type_: kind.to_owned(),
+        status: status.to_owned(),
+        reason: Some(reason.to_owned()),
+        message: Some(message.to_owned()),
+        last_heartbeat_time: Some(Time(now)),
+        last_transition_time: Some(Time(now)),
+    })
+    .to_vec()
+}
+
+/// Whether a control plane of this version can be served: its minor version is ours.
+pub fn is_same_minor(control_plane: &str) -> bool {
+    fn minor(version: &str) -> Option<(&str, &str)> {
+        let mut parts = version.trim_start_matches('v').split('.');
+        Some((parts.next()?, parts.next()?))
+    }
+    minor(control_plane).is_some() && minor(control_plane) == minor(KUBERNETES_VERSION)
+}
+
+fn owned(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
+    pairs
+        .iter()
+        .map(|&(key, value)| (key.to_owned(), value.to_owned()))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task() -> Task {
+        serde_json::from_value(serde_json::json!({
+            "environment": "env-1", "pod": {"namespace": "ns", "name": "p", "uid": "u"},
+            "node": "fargate-ip-10-0-1-23.local-1.compute.internal",
+            "hostname": "ip-10-0-1-23.local-1.compute.internal",
+            "region": "local-1", "zone": "local-1a", "providerId": "monopod:///local-1a/env-1",
+            "apiServer": "https://172.31.0.1:6443", "clusterDns": "10.100.0.10",
+            "clusterDomain": "cluster.local", "kubernetesVersion": "v1.37.2",
+            "cpuMillis": 250, "memoryMib": 512, "scratchBytes": 21_474_836_480_u64,
+            "interface": {"address": "10.0.1.23", "mac": "02:00:0a:00:01:17",
+                          "gateway": "10.0.1.1", "gatewayMac": "02:00:00:00:00:01", "mtu": 1450},
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn the_node_is_as_users_know_it() {
+        insta::assert_yaml_snapshot!(node(&task(), &System::default(), Timestamp::UNIX_EPOCH));
+    }
+
+    #[test]
+    fn only_the_minor_version_counts() {
+        for (version, same) in [
+            (KUBERNETES_VERSION, true),
+            ("v1.37.0", true),
+            ("v1.37.9+k3s1", true),
+            ("v1.36.2", false),
+            ("v2.37.2", false),
+            ("", false),
+            ("v1", false),
+        ] {
+            assert_eq!(is_same_minor(version), same, "{version}");
+        }
+    }
+}

@@ -1,0 +1,221 @@
+//! The `Node` object and its `Lease`.
+
+use super::cluster::{Cluster, bounded};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
+use kube::api::{Api, Patch, PatchParams, PostParams};
+use monopod_core::pod::node::{self, System};
+use monopod_wire::Task;
+use std::time::Duration;
+
+/// Namespace of node leases.
+const LEASES: &str = "kube-node-lease";
+/// The kubelet's lease: seconds that it is valid for, and the time between renewals.
+const LEASE_SECONDS: i32 = 40;
+const RENEW: Duration = Duration::from_secs(10);
+/// The kubelet's `nodeStatusReportFrequency`.
+const HEARTBEAT: Duration = Duration::from_mins(5);
+/// Between attempts while the API server does not take what we say.
+const RETRY: Duration = Duration::from_millis(500);
+/// The kubelet's longest pause between attempts to renew its lease.
+const LONGEST_RETRY: Duration = Duration::from_secs(7);
+
+/// Why the node cannot be registered. Everything else is tried again.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RegisterError {
+    /// A node of this name belongs to another environment.
+    #[error(
+        "a node {name} exists and is not this one: its provider id is {provider_id:?}; delete it"
+    )]
+    Taken {
+        /// The node's name.
+        name: String,
+        /// Its provider id.
+        provider_id: String,
+    },
+}
+
+/// Creates the node, Ready at once. Returns its uid.
+pub(crate) async fn register(
+    cluster: &Cluster,
+    task: &Task,
+    system: &System,
+) -> Result<String, RegisterError> {
+    loop {
+        let nodes: Api<Node> = Api::all(cluster.client());
+        let object = node::node(task, system, Timestamp::now());
+        match bounded(nodes.create(&PostParams::default(), &object)).await {
+            Ok(node) => return Ok(node.metadata.uid.unwrap_or_default()),
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+                match bounded(nodes.get(&task.node)).await {
+                    Ok(found) => {
+                        let provider_id = found
+                            .spec
+                            .and_then(|spec| spec.provider_id)
+                            .unwrap_or_default();
+                        if provider_id != task.provider_id {
+                            return Err(RegisterError::Taken {
+                                name: task.node.clone(),
+                                provider_id,
+                            });
+                        }
+                        match patch_status(cluster, task, system).await {
+                            Ok(()) => return Ok(found.metadata.uid.unwrap_or_default()),
+                            Err(error) => tracing::warn!(%error, "the node's status was not taken"),
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "the node that exists cannot be read"),
+                }
+            }
+            Err(error) => tracing::warn!(%error, "the node was not taken"),
+        }
+        tokio::time::sleep(RETRY).await;
+    }
+}
+
+async fn patch_status(cluster: &Cluster, task: &Task, system: &System) -> kube::Result<()> {
+    let nodes: Api<Node> = Api::all(cluster.client());
+    let status = node::status(task, system, Timestamp::now());
+    let patch = serde_json::json!({"status": status});
+    bounded(nodes.patch_status(
+        &task.node,
+        &PatchParams::default(),
+        &Patch::Strategic(patch),
+    ))
+    .await?;
+    Ok(())
+}
+
+/// Tells the node's status from time to time, for ever.
+pub(crate) async fn heartbeat(cluster: Cluster, task: Task, system: System) {
+    let mut pause = HEARTBEAT;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = match patch_status(&cluster, &task, &system).await {
+            Ok(()) => HEARTBEAT,
+            Err(error) => {
+                tracing::warn!(%error, "the node's status was not taken");
+                RENEW
+            }
+        };
+    }
+}
+
+/// Keeps the node's lease, for ever.
+pub(crate) async fn keep_lease(cluster: Cluster, node: String, node_uid: String) {
+    let mut exists = false;
+    let mut retry = RETRY;
+    loop {
+        let leases: Api<Lease> = Api::namespaced(cluster.client(), LEASES);
+        let outcome = if exists {
+            renew(&leases, &node).await
+        } else {
+            create(&leases, &node, &node_uid).await
+        };
+        match outcome {
+            Ok(()) => exists = true,
+            Err(kube::Error::Api(status)) if status.code == 404 => exists = false,
+            Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
+                exists = true;
+                continue;
+            }
+            Err(error) => {
+                tracing::warn!(%error, "the lease was not renewed");
+                tokio::time::sleep(retry).await;
+                retry = (retry * 2).min(LONGEST_RETRY);
+                continue;
+            }
+        }
+        retry = RETRY;
+        tokio::time::sleep(RENEW).await;
+    }
+}
+
+async fn create(leases: &Api<Lease>, node: &str, node_uid: &str) -> kube::Result<()> {
+    let lease = Lease {
+        metadata: ObjectMeta {
+            name: Some(node.to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.to_owned(),
+                uid: node_uid.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(LeaseSpec {
+            holder_identity: Some(node.to_owned()),
+            lease_duration_seconds: Some(LEASE_SECONDS),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        }),
+    };
+    bounded(leases.create(&PostParams::default(), &lease)).await?;
+    Ok(())
+}
+
+async fn renew(leases: &Api<Lease>, node: &str) -> kube::Result<()> {
+    let patch = serde_json::json!({"spec": {
+        "holderIdentity": node,
+        "leaseDurationSeconds": LEASE_SECONDS,
+        "renewTime": MicroTime(Timestamp::now()),
+    }});
+    bounded(leases.patch(node, &PatchParams::default(), &Patch::Merge(patch))).await?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::fake_api::{self, Answer};
+    use serde_json::json;
+
+    fn existing(provider_id: &str) -> Answer {
+        Answer::ok(&json!({
+            "apiVersion": "v1", "kind": "Node",
+            "metadata": {"name": "n", "uid": "node-uid"}, "spec": {"providerID": provider_id},
+        }))
+    }
+
+    #[tokio::test]
+    async fn a_new_node_is_one_request() {
+        let (cluster, requests) = fake_api::start(vec![existing("monopod:///z/env-1")]);
+        let uid = register(&cluster, &fake_api::task(), &System::default())
+            .await
+            .unwrap();
+        assert_eq!(uid, "node-uid");
+        let requests = requests.lock().unwrap();
+        assert_eq!(requests.len(), 1);
+        assert_eq!(requests[0].0, "POST /api/v1/nodes");
+        assert_eq!(requests[0].1["status"]["conditions"][3]["status"], "True");
+    }
+
+    #[tokio::test]
+    async fn the_own_node_is_taken_up_again() {
+        let answers = vec![
+            Answer::exists(),
+            existing("monopod:///z/env-1"),
+            existing("monopod:///z/env-1"),
+        ];
+        let (cluster, requests) = fake_api::start(answers);
+        register(&cluster, &fake_api::task(), &System::default())
+            .await
+            .unwrap();
+        let requests = requests.lock().unwrap();
+        assert_eq!(requests[2].0, "PATCH /api/v1/nodes/n/status");
+    }
+
+    #[tokio::test]
+    async fn the_node_of_another_environment_is_left_alone() {
+        let (cluster, requests) =
+            fake_api::start(vec![Answer::exists(), existing("monopod:///z/other")]);
+        let error = register(&cluster, &fake_api::task(), &System::default())
+            .await
+            .unwrap_err();
+        assert!(matches!(error, RegisterError::Taken { .. }), "{error}");
+        assert_eq!(requests.lock().unwrap().len(), 2);
+    }
+}

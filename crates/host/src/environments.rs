@@ -1,0 +1,143 @@
+//! Follows the environments of this host: each has one owner task, from its first sight to its end.
+
+use crate::hypervisor::Hypervisor;
+use crate::owner::{self, Owner};
+use crate::policy::View;
+use crate::{Context, archive, network};
+use kube::ResourceExt;
+use kube::runtime::watcher::Config;
+use monopod_api::environment::Environment;
+use monopod_ops::admin::Readiness;
+use monopod_ops::watch::{Change, changes};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio_util::sync::CancellationToken;
+
+/// Runs until the token is cancelled. Owners are dropped then; their VMs go on.
+pub(crate) async fn follow<H: Hypervisor>(
+    context: Arc<Context<H>>,
+    view: watch::Receiver<View>,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+) {
+    readiness.expect("environments");
+    let (sender, mut receiver) = mpsc::unbounded_channel();
+    let mine = Config::default().fields(&format!("spec.host={}", context.options.name));
+    let watch = changes::<Environment>(
+        context.client.clone(),
+        mine,
+        shutdown.clone(),
+        move |change| {
+            // The receiver lives as long as this watch.
+            drop(sender.send(change));
+        },
+    );
+    let work = async {
+        let mut owners: BTreeMap<String, Owner> = BTreeMap::new();
+        let mut tasks: JoinSet<String> = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = shutdown.cancelled() => return,
+                Some(ended) = tasks.join_next(), if !tasks.is_empty() => match ended {
+                    Ok(name) => { owners.remove(&name); }
+                    Err(error) => tracing::error!(%error, "an owner task died"),
+                },
+                change = receiver.recv() => match change {
+                    Some(Change::Applied(environment)) => apply(&context, &view, &mut owners, &mut tasks, environment),
+                    // Only after our own finalizer is gone, so the owner is at its end already.
+                    Some(Change::Deleted { .. }) => {}
+                    Some(Change::Synced) => {
+                        sweep(&context, &owners.keys().cloned().collect()).await;
+                        readiness.done("environments");
+                    }
+                    None => return,
+                },
+            }
+        }
+    };
+    tokio::join!(watch, work);
+}
+
+fn apply<H: Hypervisor>(
+    context: &Arc<Context<H>>,
+    view: &watch::Receiver<View>,
+    owners: &mut BTreeMap<String, Owner>,
+    tasks: &mut JoinSet<String>,
+    environment: Environment,
+) {
+    let name = environment.name_any();
+    if let Some(owner) = owners.get(&name) {
+        owner.update(environment);
+        return;
+    }
+    let released = !environment
+        .finalizers()
+        .iter()
+        .any(|f| f == monopod_api::labels::HOST_FINALIZER);
+    if released {
+        return;
+    }
+    let (owner, run) = owner::new(Arc::clone(context), view.clone(), environment);
+    owners.insert(name.clone(), owner);
+    tasks.spawn(async move {
+        run.await;
+        name
+    });
+}
+
+/// Removes what no environment has any more. An environment vanishes only after this host let it
+/// go, so what is left here was left by a crash in between.
+async fn sweep<H: Hypervisor>(context: &Context<H>, known: &BTreeSet<String>) {
+    match context.hypervisor.list() {
+        Ok(names) => {
+            for name in names.into_iter().filter(|name| !known.contains(name)) {
+                tracing::warn!(environment = %name, "leftover VM removed");
+                if let Err(error) = context.hypervisor.discard(&name).await {
+                    tracing::error!(environment = %name, error = &error as &dyn std::error::Error, "leftover VM stays");
+                }
+            }
+        }
+        Err(error) => tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "VMs cannot be listed"
+        ),
+    }
+    sweep_archives(context, known);
+    if let Err(error) = sweep_taps(context, known).await {
+        tracing::error!(
+            error = &error as &dyn std::error::Error,
+            "taps cannot be compared with the records"
+        );
+    }
+}
+
+fn sweep_archives<H: Hypervisor>(context: &Context<H>, known: &BTreeSet<String>) {
+    let host = &context.options.directory;
+    let names = match archive::list(host) {
+        Ok(names) => names,
+        Err(error) => return tracing::error!(%error, "archives of logs cannot be listed"),
+    };
+    for name in names.into_iter().filter(|name| !known.contains(name)) {
+        tracing::warn!(environment = %name, "leftover archive of logs removed");
+        if let Err(error) = archive::delete(&archive::directory(host, &name)) {
+            tracing::error!(environment = %name, %error, "leftover archive of logs stays");
+        }
+    }
+}
+
+async fn sweep_taps<H: Hypervisor>(
+    context: &Context<H>,
+    known: &BTreeSet<String>,
+) -> Result<(), network::NetworkError> {
+    // Taps of living VMs are told by their records: only without any VM is every tap a leftover.
+    if !known.is_empty() {
+        return Ok(());
+    }
+    for address in network::plugged(&context.options.network).await? {
+        tracing::warn!(%address, "leftover tap removed");
+        network::unplug(&context.options.network, address).await?;
+    }
+    Ok(())
+}

@@ -1,0 +1,126 @@
+//! The directories of VMs: one each, in `vms/` named by the environment, in `spare/` by the VM.
+
+use super::cgroup::Group;
+use super::process::Process;
+use super::record::Record;
+use super::{HypervisorError, arguments};
+use crate::files::absent_is_fine;
+use rustix::fs::{CWD, Mode, OFlags};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// Makes a VM's directory, of which everyone but root is kept out.
+pub(super) fn create(parent: &Path, name: &str) -> Result<PathBuf, HypervisorError> {
+    let path = directory(parent, name)?;
+    std::os::unix::fs::DirBuilderExt::mode(&mut std::fs::DirBuilder::new(), 0o700)
+        .create(&path)
+        .map_err(HypervisorError::io("create the VM's directory"))?;
+    Ok(path)
+}
+
+/// Ends every VM that has a directory in here and removes what it left. No directory is fine.
+pub(super) async fn discard_all(parent: &Path) -> Result<(), HypervisorError> {
+    if !parent.exists() {
+        return Ok(());
+    }
+    for name in list(parent)? {
+        discard(parent, &name).await?;
+    }
+    Ok(())
+}
+
+/// Ends a VM and removes what it left.
+pub(super) async fn discard(parent: &Path, name: &str) -> Result<(), HypervisorError> {
+    let directory = directory(parent, name)?;
+    if let Some((_, process)) = find(&directory)? {
+        process.kill().map_err(HypervisorError::io("kill the VM"))?;
+        process
+            .exited()
+            .await
+            .map_err(HypervisorError::io("wait for the VM's end"))?;
+    }
+    if let Some(record) = Record::read(&directory)? {
+        let group = Group::new(record.groups);
+        let removed = group.remove().await;
+        removed.map_err(HypervisorError::io("remove the VM's control groups"))?;
+    }
+    absent_is_fine(std::fs::remove_dir_all(&directory))
+        .map_err(HypervisorError::io("remove the VM's directory"))
+}
+
+/// Names of the VMs that have a directory.
+pub(super) fn list(parent: &Path) -> Result<Vec<String>, HypervisorError> {
+    let entries =
+        std::fs::read_dir(parent).map_err(HypervisorError::io("list the VMs' directories"))?;
+    let mut names: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| directory(parent, name).is_ok())
+        .collect();
+    names.sort();
+    Ok(names)
+}
+
+/// A VM's directory, whose name must not lead elsewhere.
+pub(super) fn directory(parent: &Path, name: &str) -> Result<PathBuf, HypervisorError> {
+    let safe = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if name.is_empty() || name.len() > 63 || !name.bytes().all(safe) {
+        return Err(HypervisorError::Name { name: name.into() });
+    }
+    Ok(parent.join(name))
+}
+
+/// The VM's process, if it runs. Looks for it if its number was not recorded.
+pub(super) fn find(directory: &Path) -> Result<Option<(Record, Process)>, HypervisorError> {
+    let Some(mut record) = Record::read(directory)? else {
+        return Ok(None);
+    };
+    let found = match record.process {
+        Some(id) => Process::recorded(id),
+        None => Process::with_argument(super::program::PATH, &arguments::process_name(&record.id)),
+    };
+    let process = found.map_err(HypervisorError::io("look for the VM's process"))?;
+    Ok(process.map(|process| {
+        record.process = Some(process.id);
+        (record, process)
+    }))
+}
+
+/// A VM's directory, held open, as it may be given another name.
+#[derive(Clone, Debug)]
+pub(super) struct Home(Arc<OwnedFd>);
+
+impl Home {
+    pub(super) fn open(path: &Path) -> Result<Self, HypervisorError> {
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let descriptor = rustix::fs::open(path, flags, Mode::empty()).map_err(|error| {
+            HypervisorError::io(format!("open {}", path.display()))(error.into())
+        })?;
+        Ok(Self(Arc::new(descriptor)))
+    }
+
+    /// A path to it that no renaming changes.
+    pub(super) fn path(&self) -> PathBuf {
+        format!("/proc/self/fd/{}", self.0.as_raw_fd()).into()
+    }
+
+    pub(super) fn at(&self, name: &str) -> PathBuf {
+        self.path().join(name)
+    }
+
+    /// Its name on this machine.
+    fn name(&self) -> Result<PathBuf, HypervisorError> {
+        std::fs::read_link(self.path()).map_err(HypervisorError::io("find the VM's directory"))
+    }
+
+    /// Gives it a name that nothing else has, for good.
+    pub(super) fn rename(&self, to: &Path) -> Result<(), HypervisorError> {
+        let flags = rustix::fs::RenameFlags::NOREPLACE;
+        rustix::fs::renameat_with(CWD, self.name()?, CWD, to, flags).map_err(|error| match error {
+            rustix::io::Errno::EXIST => HypervisorError::Exists {
+                environment: to.display().to_string(),
+            },
+            error => HypervisorError::io("name the VM's directory")(error.into()),
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! Makes a squashfs from a tar stream, by `sqfstar`.
+
+use super::ImageError;
+use rustix::fs::statvfs;
+use std::fs::File;
+use std::io::{BufWriter, Read, Seek, Write};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+/// What of the program's complaints is kept.
+const MESSAGE: u64 = 2048;
+
+/// Space that is left free: the control plane's store may be on the same disk.
+const RESERVE: u64 = 512 << 20;
+/// How much may be written between two looks at the free space.
+const LOOK: u64 = 64 << 20;
+
+/// Makes `file` from what `write_tar` writes. LZ4 is the fastest to read for an emulated guest.
+pub(crate) fn make(
+    file: &Path,
+    write_tar: impl FnOnce(&mut dyn Write) -> Result<(), ImageError>,
+) -> Result<(), ImageError> {
+    let starting = || ImageError::io("start sqfstar; install squashfs-tools");
+    let mut complaints = tempfile::tempfile().map_err(starting())?;
+    let errors = complaints.try_clone().map_err(starting())?;
+    let mut child = Command::new("sqfstar")
+        .args(["-comp", "lz4", "-quiet", "-no-progress", "-mkfs-time", "0"])
+        .args(["-root-mode", "0755", "-root-uid", "0", "-root-gid", "0"])
+        .arg(file)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(errors)
+        .spawn()
+        .map_err(starting())?;
+    let stdin = child.stdin.take().expect("piped above");
+    let stdin = BufWriter::with_capacity(256 << 10, stdin);
+    let mut stdin = Watched {
+        inner: stdin,
+        file,
+        until_look: 0,
+    };
+    let filled = write_tar(&mut stdin).and_then(|()| {
+        let flushed = stdin.flush();
+        drop(stdin);
+        flushed.map_err(ImageError::io("write to sqfstar"))
+    });
+    if filled.is_err() {
+        // It may wait for more; its own complaint, if any, explains a broken pipe.
+        child.kill().map_err(ImageError::io("stop sqfstar"))?;
+    }
+    let status = child.wait().map_err(ImageError::io("wait for sqfstar"))?;
+    let message = read_back(&mut complaints).unwrap_or_default();
+    match filled {
+        Ok(()) if status.success() => Ok(()),
+        Err(error) if message.is_empty() => Err(error),
+        Ok(()) | Err(_) => Err(ImageError::Squash { message }),
+    }
+}
+
+/// Writes as long as the disk has room.
+struct Watched<'a, W> {
+    inner: W,
+    file: &'a Path,
+    until_look: u64,
+}
+
+impl<W: Write> Write for Watched<'_, W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        if self.until_look == 0 {
+            let disk = statvfs(self.file.parent().unwrap_or(self.file))?;
+            if disk.f_bavail.saturating_mul(disk.f_frsize) < RESERVE {
+                return Err(std::io::Error::new(
+                    std::io::ErrorKind::StorageFull,
+                    "the disk is nearly full; remove images with `monopod image rm`",
+                ));
+            }
+            self.until_look = LOOK;
+        }
+        let written = self.inner.write(bytes)?;
+        self.until_look = self.until_look.saturating_sub(written as u64);
+        Ok(written)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.inner.flush()
+    }
+}
+
+fn read_back(complaints: &mut File) -> std::io::Result<String> {
+    let mut bytes = Vec::new();
+    complaints.rewind()?;
+    complaints.take(MESSAGE).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).trim().to_owned())
+}

@@ -1,0 +1,253 @@
+//! The VPC's data plane on this host: one network namespace, a link to the API server, a tap per interface.
+//!
+//! ```text
+//!  machine                      namespace <name>-vpc
+//!  <name>-api 100.64.0.1/30 ─── api0 100.64.0.2/30      routes, security groups
+//!  10.0.0.0/16 via 100.64.0.2   eni0a000117 (tap) ─── VM, 10.0.1.23/32
+//!                               vm-1f2e00002a (tap) ─ VM that belongs to no environment yet
+//! ```
+//!
+//! Everything here is idempotent: a restarted host process finds what there is and goes on.
+
+mod command;
+mod firewall;
+mod links;
+mod local;
+mod namespace;
+mod tap;
+
+pub use firewall::Firewall;
+pub use local::{claim, disclaim, listen};
+
+use command::{batch, run};
+use ipnet::Ipv4Net;
+use links::Links;
+use monopod_api::names;
+use monopod_core::vpc;
+use std::net::Ipv4Addr;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+
+/// Hardware address of the router on every interface. Links are point to point, so one is enough.
+pub const ROUTER_MAC: [u8; 6] = [0x0e, 0, 0, 0, 0, 1];
+/// The link's device in the VPC's namespace.
+pub const API_DEVICE: &str = "api0";
+/// Largest packet on an interface. VXLAN between hosts takes 50 bytes of the underlay's 1500.
+pub const MTU: u32 = 1450;
+
+/// Names and addresses of the VPC on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Vpc {
+    /// Prefix of what is made on the machine; at most seven characters.
+    pub name: String,
+    /// The machine's end of the link: the API server's address.
+    pub host_address: Ipv4Addr,
+    /// The VPC's end of the link.
+    pub inner_address: Ipv4Addr,
+    /// Addresses of all pods.
+    pub cidr: Ipv4Net,
+    /// Addresses of all services.
+    pub services: Ipv4Net,
+}
+
+impl Vpc {
+    /// Name of the network namespace.
+    pub fn namespace(&self) -> String {
+        format!("{}-vpc", self.name)
+    }
+
+    pub(crate) fn namespace_path(&self) -> PathBuf {
+        PathBuf::from("/run/netns").join(self.namespace())
+    }
+
+    /// Name of the link's device on the machine.
+    fn host_device(&self) -> String {
+        format!("{}-api", self.name)
+    }
+}
+
+/// Why the network could not be changed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetworkError {
+    /// A program could not be started.
+    #[error("cannot run {program}; install the Debian packages iproute2, nftables and util-linux")]
+    Start {
+        /// Which one.
+        program: String,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A program failed.
+    #[error("{program} failed: {output}")]
+    Failed {
+        /// Which one, with its arguments.
+        program: String,
+        /// What it said.
+        output: String,
+    },
+    /// A system call failed.
+    #[error("cannot {what}")]
+    System {
+        /// What was tried.
+        what: &'static str,
+        /// Why.
+        #[source]
+        source: std::io::Error,
+    },
+    /// A thread that worked in the namespace ended without a result.
+    #[error("the thread in the VPC's namespace died")]
+    Thread,
+}
+
+/// Makes the namespace and the link, as far as they are missing.
+pub async fn ensure(vpc: &Vpc) -> Result<(), NetworkError> {
+    let (namespace, device) = (vpc.namespace(), vpc.host_device());
+    if !vpc.namespace_path().exists() {
+        run("ip", &["netns", "add", &namespace], "").await?;
+    }
+    if !PathBuf::from("/sys/class/net").join(&device).exists() {
+        run(
+            "ip",
+            &[
+                "link", "add", &device, "type", "veth", "peer", "name", API_DEVICE, "netns",
+                &namespace,
+            ],
+            "",
+        )
+        .await?;
+    }
+    let (host, inside) = (vpc.host_address, vpc.inner_address);
+    batch(
+        None,
+        &format!(
+            "address replace {host}/30 dev {device}\nlink set {device} up\nroute replace {} via {inside} dev {device} src {host}\n",
+            vpc.cidr
+        ),
+    )
+    .await?;
+    batch(
+        Some(&namespace),
+        &format!(
+            // A service's address needs a route, or kube-proxy's refusals are not reached; the link's rules let none pass.
+            "link set lo up\naddress replace {inside}/30 dev {API_DEVICE}\nlink set {API_DEVICE} up\n\
+             route replace unreachable {}\nroute replace {} via {host} dev {API_DEVICE}\n",
+            vpc.cidr, vpc.services
+        ),
+    )
+    .await?;
+    let settings = [
+        "net.ipv4.ip_forward=1",
+        "net.ipv4.conf.all.rp_filter=0",
+        "net.ipv4.conf.default.rp_filter=0",
+        "net.ipv4.conf.all.send_redirects=0",
+        "net.ipv4.conf.default.send_redirects=0",
+        "net.ipv6.conf.default.disable_ipv6=1",
+        // Replies that the kernel finds out of window must reach the rules, not skip them.
+        "net.netfilter.nf_conntrack_tcp_be_liberal=1",
+        "net.netfilter.nf_conntrack_acct=1",
+    ];
+    let mut arguments = vec![
+        format!("--net={}", vpc.namespace_path().display()),
+        "sysctl".to_owned(),
+        "-qw".to_owned(),
+    ];
+    arguments.extend(settings.map(str::to_owned));
+    run(
+        "nsenter",
+        &arguments.iter().map(String::as_str).collect::<Vec<_>>(),
+        "",
+    )
+    .await
+}
+
+/// An interface of a VM on this host.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Interface {
+    /// The pod's address.
+    pub address: Ipv4Addr,
+    /// The router's address in its subnet.
+    pub gateway: Ipv4Addr,
+}
+
+impl Interface {
+    /// What a guest is told of it.
+    pub fn as_told(&self) -> monopod_wire::Interface {
+        monopod_wire::Interface {
+            address: self.address,
+            mac: names::mac(self.address),
+            gateway: self.gateway,
+            gateway_mac: names::hardware_address(ROUTER_MAC),
+            mtu: MTU,
+        }
+    }
+}
+
+/// Makes a tap in the VPC's namespace that leads nowhere; the descriptor is for a VM's process,
+/// with whose end the tap goes.
+pub async fn spare(vpc: &Vpc, device: &str) -> Result<OwnedFd, NetworkError> {
+    tap::open(vpc.namespace_path(), device.to_owned()).await
+}
+
+/// Makes a spare tap an interface's. Done again, it changes nothing.
+///
+/// No packet passes before the [`Firewall`] knows the interface.
+pub async fn plug(vpc: &Vpc, interface: &Interface, spare: &str) -> Result<(), NetworkError> {
+    let Interface { address, gateway } = *interface;
+    let links = Links::open(vpc).await?;
+    let device = vpc::device(address);
+    let index = if let Some(index) = links.index(spare).await? {
+        // Left by a VM that had the address before.
+        links.delete(&device).await?;
+        links.set_up(index, &device, ROUTER_MAC, MTU).await?;
+        index
+    } else {
+        let missing = || NetworkError::System {
+            what: "find the VM's tap",
+            source: std::io::ErrorKind::NotFound.into(),
+        };
+        links.index(&device).await?.ok_or_else(missing)?
+    };
+    let loopback = 1;
+    links.address(loopback, gateway).await?;
+    links.route(index, address, gateway).await?;
+    links
+        .neighbour(index, address, names::mac_bytes(address))
+        .await
+}
+
+/// Removes an interface's tap. It is fine if there is none.
+pub async fn unplug(vpc: &Vpc, address: Ipv4Addr) -> Result<(), NetworkError> {
+    let links = Links::open(vpc).await?;
+    links.delete(&vpc::device(address)).await
+}
+
+/// Addresses whose taps exist, for the comparison with the records.
+pub async fn plugged(vpc: &Vpc) -> Result<Vec<Ipv4Addr>, NetworkError> {
+    let namespace = vpc.namespace();
+    let listed = command::output("ip", &["-n", &namespace, "-brief", "link", "show"], "").await?;
+    Ok(listed
+        .lines()
+        .filter_map(|line| {
+            line.split([' ', '@'])
+                .next()?
+                .strip_prefix(vpc::DEVICE_PREFIX)
+        })
+        .filter_map(|digits| u32::from_str_radix(digits, 16).ok())
+        .map(Ipv4Addr::from)
+        .collect())
+}
+
+/// Removes the namespace with everything in it, and the link. It is fine if there is none.
+pub async fn remove(vpc: &Vpc) -> Result<(), NetworkError> {
+    if PathBuf::from("/sys/class/net")
+        .join(vpc.host_device())
+        .exists()
+    {
+        run("ip", &["link", "delete", &vpc.host_device()], "").await?;
+    }
+    if vpc.namespace_path().exists() {
+        run("ip", &["netns", "delete", &vpc.namespace()], "").await?;
+    }
+    Ok(())
+}

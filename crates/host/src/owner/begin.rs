@@ -1,0 +1,119 @@
+//! The beginning of a VM: started, or taken over from a former host process.
+
+use super::{State, chain, is_deleted, limit};
+use crate::hypervisor::{Events, Hypervisor, Vm, VmSpec};
+use crate::network;
+use crate::policy::View;
+use monopod_api::environment::{Environment, EnvironmentPhase};
+use monopod_api::timeline::Step;
+use std::time::Duration;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+impl<H: Hypervisor> State<H> {
+    /// Starts the VM, or adopts the one that a former host process started.
+    pub(super) async fn begin(
+        &mut self,
+        mut view: watch::Receiver<View>,
+        updates: &mut watch::Receiver<Environment>,
+    ) -> Option<Events> {
+        let interface = self.environment.spec.network_interface.clone();
+        let known = tokio::time::timeout(
+            Duration::from_secs(30),
+            view.wait_for(|v| v.gateway(&interface).is_some()),
+        );
+        self.gateway = match known.await {
+            Ok(Ok(view)) => view.gateway(&interface),
+            Ok(Err(_)) | Err(_) => None,
+        };
+        if self.status.phase().is_terminal() {
+            return None;
+        }
+        // A VM gets the environment's name once and for good, before its guest is told anything.
+        let had_vm = self.context.hypervisor.has(&self.name);
+        match self.context.hypervisor.adopt(&self.name).await {
+            Ok(Some((vm, events))) => {
+                tracing::info!(environment = %self.name, pod = %self.environment.spec.pod.uid, "VM adopted");
+                // The host process may have ended before it did so.
+                if let Err(message) = self.plug(vm.id()).await {
+                    self.fail(&message).await;
+                    return None;
+                }
+                for (_, squashfs) in vm.attached() {
+                    self.context.in_use.has(&self.name, &squashfs);
+                }
+                self.vm = Some(vm);
+                self.context.metrics.vms.inc();
+                self.limit_at = Some(Instant::now());
+                Some(events)
+            }
+            Ok(None) if !had_vm && self.status.phase() <= EnvironmentPhase::Booting => {
+                self.start(updates).await
+            }
+            Ok(None) => {
+                self.fail("the VM was gone when the host process started")
+                    .await;
+                None
+            }
+            Err(error) => {
+                self.fail(&chain(&error)).await;
+                None
+            }
+        }
+    }
+
+    async fn start(&mut self, updates: &mut watch::Receiver<Environment>) -> Option<Events> {
+        self.status.enter(EnvironmentPhase::Booting);
+        let started = tokio::select! {
+            started = self.try_start() => started,
+            Ok(deleted) = updates.wait_for(is_deleted) => {
+                self.environment = deleted.clone();
+                return None;
+            }
+        };
+        match started {
+            Ok((vm, events)) => {
+                tracing::info!(environment = %self.name, vm = vm.id(), pod = %self.environment.spec.pod.uid, "VM started");
+                self.vm = Some(vm);
+                self.limit_at = Some(Instant::now() + limit::UNLIMITED);
+                self.context.metrics.vms.inc();
+                self.listening = true;
+                self.tell_everything();
+                Some(events)
+            }
+            Err(message) => {
+                self.fail(&message).await;
+                None
+            }
+        }
+    }
+
+    async fn try_start(&mut self) -> Result<(H::Vm, Events), String> {
+        let spec = VmSpec {
+            environment: self.name.clone(),
+            size: self.environment.spec.size,
+            scratch_bytes: u64::from(self.environment.spec.scratch_gib) << 30,
+        };
+        let started = self.context.hypervisor.start(spec).await;
+        let (vm, events) = started.map_err(|error| chain(&error))?;
+        self.step(Step::Vm, None);
+        self.plug(vm.id()).await?;
+        Ok((vm, events))
+    }
+
+    /// Gives the VM its interface.
+    async fn plug(&mut self, vm: &str) -> Result<(), String> {
+        let gateway = self.gateway.ok_or_else(|| {
+            format!(
+                "network interface {} or its subnet is missing",
+                self.environment.spec.network_interface
+            )
+        })?;
+        let interface = self.interface(gateway);
+        network::plug(&self.context.options.network, &interface, vm)
+            .await
+            .map_err(|error| chain(&error))?;
+        self.step(Step::Tap, None);
+        Ok(())
+    }
+}

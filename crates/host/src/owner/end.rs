@@ -1,0 +1,119 @@
+//! The end of a VM, and of its environment.
+
+use super::{RETRY, State, bounded, chain};
+use crate::files::absent_is_fine;
+use crate::hypervisor::Hypervisor;
+use crate::{archive, credentials, network};
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use monopod_api::environment::{Environment, EnvironmentPhase};
+use monopod_api::{labels, messages};
+use monopod_wire::Ended;
+use serde_json::json;
+
+impl<H: Hypervisor> State<H> {
+    pub(super) async fn exited(&mut self) {
+        match self.ended.take() {
+            Some(Ended::PodFinished) => {
+                self.free().await;
+                self.status.enter(EnvironmentPhase::Finished);
+            }
+            Some(Ended::Failed { message }) => self.fail(&bounded(message)).await,
+            Some(Ended::Stopped) | None => self.fail("the VM died").await,
+        }
+    }
+
+    pub(super) async fn fail(&mut self, message: &str) {
+        tracing::warn!(environment = %self.name, pod = %self.environment.spec.pod.uid, message, "environment failed");
+        self.context.metrics.failures.inc();
+        self.free().await;
+        self.status
+            .fail(messages::ENVIRONMENT_LOST, message.to_owned());
+    }
+
+    /// Ends the VM and frees what it holds on this machine; tried until it works.
+    pub(super) async fn free(&mut self) {
+        if self.vm.take().is_some() {
+            self.context.metrics.vms.dec();
+        }
+        self.listening = false;
+        while let Err(message) = self.try_free().await {
+            tracing::error!(environment = %self.name, message, "cannot be freed; tried again");
+            tokio::time::sleep(RETRY).await;
+        }
+        self.context.metrics.forget(&self.name);
+        self.context.in_use.release(&self.name);
+    }
+
+    async fn try_free(&self) -> Result<(), String> {
+        self.context
+            .hypervisor
+            .discard(&self.name)
+            .await
+            .map_err(|error| chain(&error))?;
+        network::unplug(&self.context.options.network, self.address)
+            .await
+            .map_err(|error| chain(&error))
+    }
+
+    /// Nobody answers at the address any more, and the archive is gone.
+    async fn try_forget_logs(&mut self) -> Result<(), String> {
+        self.archive = None;
+        network::disclaim(&self.context.options.network, self.address)
+            .await
+            .map_err(|error| chain(&error))?;
+        let directory = archive::directory(&self.context.options.directory, &self.name);
+        archive::delete(&directory).map_err(|error| chain(&error))
+    }
+
+    /// The environment is deleted: frees everything and gives up the finalizer.
+    pub(super) async fn release(mut self) {
+        if !self.is_deleted() {
+            // The host process ends. The VM goes on.
+            return;
+        }
+        tracing::info!(environment = %self.name, pod = %self.environment.spec.pod.uid, "releasing");
+        self.free().await;
+        while let Err(message) = self.try_forget_logs().await {
+            tracing::error!(environment = %self.name, message, "logs cannot be removed; tried again");
+            tokio::time::sleep(RETRY).await;
+        }
+        let path = credentials::file(&self.context.options.directory, &self.name);
+        if let Err(error) = absent_is_fine(std::fs::remove_file(path)) {
+            tracing::error!(environment = %self.name, %error, "credentials stay behind");
+        }
+        let api: Api<Environment> = Api::all(self.context.client.clone());
+        self.status.close();
+        loop {
+            match release_finalizer(&api, &self.name).await {
+                Ok(()) => return,
+                Err(error) => {
+                    tracing::warn!(environment = %self.name, error = &error as &dyn std::error::Error, "finalizer not given up; tried again");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
+        }
+    }
+}
+
+async fn release_finalizer(api: &Api<Environment>, name: &str) -> Result<(), kube::Error> {
+    let Some(environment) = api.get_opt(name).await? else {
+        return Ok(());
+    };
+    let finalizers: Vec<&String> = environment
+        .finalizers()
+        .iter()
+        .filter(|f| *f != labels::HOST_FINALIZER)
+        .collect();
+    let patch = json!({"metadata": {
+        "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
+    }});
+    match api
+        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
+        .await
+    {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
+        Err(error) => Err(error),
+    }
+}

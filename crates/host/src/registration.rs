@@ -1,0 +1,112 @@
+//! The Host object of this machine, and its heartbeat.
+
+use crate::hypervisor::Hypervisor;
+use crate::{Context, machine};
+use jiff::Timestamp;
+use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
+use monopod_api::host::{Host, HostSpec};
+use monopod_ops::admin::Readiness;
+use serde_json::json;
+use std::sync::Arc;
+use std::time::Duration;
+use tokio_util::sync::CancellationToken;
+
+const FIELD_MANAGER: &str = "monopod-host";
+/// Time between heartbeats; also how soon a newly loaded image is known to the scheduler.
+const PERIOD: Duration = Duration::from_secs(10);
+/// Images that are named in the status; they only guide the choice of a host.
+const IMAGES: usize = 256;
+/// Share of the machine's memory that VMs may have: the rest is the control plane's and the page cache's.
+const MEMORY_SHARE: (u32, u32) = (3, 4);
+/// How many times its CPUs a host offers: most pods are idle most of the time.
+const CPU_OVERCOMMIT: u32 = 8;
+
+/// Creates the object and renews its status until the token is cancelled.
+pub(crate) async fn keep<H: Hypervisor>(
+    context: Arc<Context<H>>,
+    readiness: Readiness,
+    shutdown: CancellationToken,
+) {
+    readiness.expect("registration");
+    loop {
+        let delay = match beat(&context).await {
+            Ok(()) => {
+                readiness.done("registration");
+                PERIOD
+            }
+            Err(error) => {
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "heartbeat failed; tried again"
+                );
+                Duration::from_secs(1)
+            }
+        };
+        tokio::select! {
+            () = shutdown.cancelled() => return,
+            () = tokio::time::sleep(delay) => {}
+        }
+    }
+}
+
+async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<(), kube::Error> {
+    let (options, api) = (&context.options, Api::<Host>::all(context.client.clone()));
+    let memory = machine::memory_mib().unwrap_or(0);
+    let spec = HostSpec {
+        region: options.region.clone(),
+        zone: options.zone.clone(),
+        memory_mib: options
+            .vm_memory_mib
+            .unwrap_or(memory / MEMORY_SHARE.1 * MEMORY_SHARE.0),
+        cpu_millis: options
+            .vm_cpu_millis
+            .unwrap_or_else(|| machine::cpu_millis().saturating_mul(CPU_OVERCOMMIT)),
+        unschedulable: false,
+    };
+    // An operator may cordon the host: that field is not ours once the object exists.
+    let mut fields = json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": options.name},
+        "spec": {"region": spec.region, "zone": spec.zone, "memoryMib": spec.memory_mib, "cpuMillis": spec.cpu_millis},
+    });
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    api.patch(&options.name, &parameters, &Patch::Apply(&fields))
+        .await?;
+    let images: Vec<String> = match context.images.list() {
+        Ok(images) => images
+            .into_iter()
+            .map(|image| image.reference)
+            .take(IMAGES)
+            .collect(),
+        Err(error) => {
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the image store cannot be listed"
+            );
+            Vec::new()
+        }
+    };
+    let waiting = context.hypervisor.waiting();
+    context
+        .metrics
+        .pool
+        .set(i64::try_from(waiting).unwrap_or(i64::MAX));
+    let accelerator = context.hypervisor.accelerator();
+    let (accelerator, reason) = accelerator.split_once(": ").unwrap_or((&accelerator, ""));
+    let limits = context.hypervisor.limits();
+    fields["status"] = json!({
+        "ready": true,
+        "accelerator": accelerator,
+        "acceleratorReason": reason,
+        "vmLimits": limits.set,
+        "vmLimitsReason": limits.reason,
+        "images": images,
+        "heartbeat": Timestamp::now().to_string(),
+        "runtimeVersion": context.runtime_version,
+    });
+    let host = api
+        .patch_status(&options.name, &parameters, &Patch::Apply(&fields))
+        .await?;
+    tracing::trace!(host = %host.name_any(), "heartbeat");
+    Ok(())
+}

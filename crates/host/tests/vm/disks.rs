@@ -1,0 +1,103 @@
+//! Disks: images that are attached before and after GO, and the scratch disk.
+
+use crate::fixture::{self, Network, Vms, is, until};
+use monopod_host::hypervisor::{Hypervisor, HypervisorError, IMAGE_SLOTS, Vm, VmEvent};
+use monopod_wire::{GuestMessage, HostMessage};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// Posts what `/name` in each image says, and the scratch disk's size in MiB.
+const SCRIPT: &str = r#"
+B=/bin/busybox
+post() {
+	body="{\"name\":\"$1\",\"timeNs\":0}"
+	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
+}
+disk() { for d in /sys/block/vd*; do [ "$($B cat $d/serial)" = $1 ] && echo /dev/${d##*/}; done; }
+image() {
+	$B mkdir -p /tmp/$1
+	# The last slot is empty until the host hears of the first.
+	until $B mount -t squashfs -o ro $(disk $1) /tmp/$1 2>/dev/null; do $B blockdev --flushbufs $(disk $1); $B usleep 100000; done
+	post "$1=$($B cat /tmp/$1/name)"
+}
+image image-0
+image image-7
+post "writable=$($B touch /tmp/image-0/x 2>/dev/null && echo yes || echo no)"
+$B dd if=/dev/zero of=/run/scratch/x bs=1M count=100 2>/dev/null && $B sync && $B rm /run/scratch/x && $B sync
+post "scratch=$($B df -m /run/scratch | $B tail -n 1 | $B tr -s ' ' | $B cut -d ' ' -f 2)"
+exec $B sleep 3600
+"#;
+
+fn image(directory: &Path, name: &str) -> PathBuf {
+    let content = directory.join(name);
+    std::fs::create_dir(&content).unwrap();
+    std::fs::write(content.join("name"), name).unwrap();
+    let file = directory.join(format!("{name}.squashfs"));
+    let output = Command::new("mksquashfs")
+        .arg(&content)
+        .arg(&file)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{output:?}");
+    file
+}
+
+#[tokio::test]
+async fn images_appear_in_slots_at_any_time() {
+    let network = Network::new(4).await;
+    let vms = Vms::with_node(&network, SCRIPT);
+    let hypervisor = vms.hypervisor().await;
+    let address = network.address(23);
+    let images = tempfile::tempdir().unwrap();
+    let (first, last) = (image(images.path(), "first"), image(images.path(), "last"));
+    let (mut vm, mut events) = hypervisor.start(fixture::spec("env-disks")).await.unwrap();
+    network.plug(&vm, address).await;
+    assert_eq!(vm.attach(0, &first).await.unwrap(), "image-0");
+    assert_eq!(vm.attach(0, &first).await.unwrap(), "image-0");
+    for (slot, other) in [(0, &last), (IMAGE_SLOTS, &last)] {
+        let refused = vm.attach(slot, other).await;
+        assert!(
+            matches!(refused, Err(HypervisorError::Slot { .. })),
+            "{refused:?}"
+        );
+    }
+    vm.send(HostMessage::Go(Box::new(fixture::go("env-disks", address))))
+        .unwrap();
+    until(&mut events, posted("image-0=first")).await;
+
+    // By the next host process.
+    drop((vm, events));
+    let (mut vm, mut events) = hypervisor.adopt("env-disks").await.unwrap().unwrap();
+    assert_eq!(vm.attached(), [(0, first)]);
+    assert_eq!(vm.attach(7, &last).await.unwrap(), "image-7");
+    until(&mut events, posted("image-7=last")).await;
+    until(&mut events, posted("writable=no")).await;
+    // 1 GiB less what ext4 keeps for itself.
+    until(&mut events, |event| {
+        size(event).filter(|mib| (900..1024).contains(mib))
+    })
+    .await;
+    assert!(
+        fixture::disk_mib(vm.id(), 1 << 30) < 100,
+        "deleted files were not given back"
+    );
+    vm.kill().unwrap();
+    until(&mut events, is(VmEvent::Exited)).await;
+    fixture::discard(&hypervisor, &vm, "env-disks").await;
+}
+
+fn posted(name: &str) -> impl Fn(&VmEvent) -> Option<()> {
+    move |event| match event {
+        VmEvent::Guest(GuestMessage::Phase(phase)) if phase.name == name => Some(()),
+        _ => None,
+    }
+}
+
+fn size(event: &VmEvent) -> Option<u64> {
+    match event {
+        VmEvent::Guest(GuestMessage::Phase(phase)) => {
+            phase.name.strip_prefix("scratch=")?.parse().ok()
+        }
+        _ => None,
+    }
+}

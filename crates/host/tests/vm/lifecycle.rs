@@ -1,0 +1,118 @@
+//! READY, GO, the host's restart, Stop.
+
+use crate::fixture::{self, Network, Vms, is, until};
+use monopod_host::hypervisor::{Hypervisor, HypervisorError, Vm, VmEvent};
+use monopod_wire::{Ended, GuestMessage, HostMessage, Stage};
+
+#[tokio::test]
+async fn a_vm_goes_survives_its_host_and_stops() {
+    let network = Network::new(1).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    let address = network.address(23);
+    let (vm, mut events) = hypervisor
+        .start(fixture::spec("env-lifecycle"))
+        .await
+        .unwrap();
+    network.plug(&vm, address).await;
+    assert!(matches!(
+        hypervisor.start(fixture::spec("env-lifecycle")).await,
+        Err(HypervisorError::Exists { .. })
+    ));
+
+    let go = HostMessage::Go(Box::new(fixture::go("env-lifecycle", address)));
+    vm.send(go.clone()).unwrap();
+    until(&mut events, phase("network")).await;
+    let usage = vm.usage().unwrap();
+    assert!(usage.unique_bytes > 10 << 20, "{usage:?}");
+
+    // The host process ends and another one takes over.
+    drop((vm, events, hypervisor));
+    let hypervisor = vms.hypervisor().await;
+    assert_eq!(hypervisor.list().unwrap(), ["env-lifecycle"]);
+    let (vm, mut events) = hypervisor.adopt("env-lifecycle").await.unwrap().unwrap();
+    until(&mut events, is(VmEvent::Connected(Stage::Going))).await;
+    until(&mut events, phase("network")).await;
+    vm.send(go).unwrap();
+    vm.send(HostMessage::Stop).unwrap();
+    until(
+        &mut events,
+        is(VmEvent::Guest(GuestMessage::Ended(Ended::Stopped))),
+    )
+    .await;
+    until(&mut events, is(VmEvent::Exited)).await;
+    assert!(hypervisor.adopt("env-lifecycle").await.unwrap().is_none());
+    fixture::discard(&hypervisor, &vm, "env-lifecycle").await;
+}
+
+fn phase(name: &str) -> impl Fn(&VmEvent) -> Option<()> {
+    move |event| match event {
+        VmEvent::Guest(GuestMessage::Phase(phase)) if phase.name == name => Some(()),
+        _ => None,
+    }
+}
+
+#[tokio::test]
+async fn a_host_may_restart_before_go_and_stop_the_vm() {
+    let network = Network::new(5).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    drop(hypervisor.start(fixture::spec("env-early")).await.unwrap());
+    let hypervisor = vms.hypervisor().await;
+    let (vm, mut events) = hypervisor.adopt("env-early").await.unwrap().unwrap();
+    until(&mut events, is(VmEvent::Connected(Stage::Ready))).await;
+    vm.send(HostMessage::Stop).unwrap();
+    until(
+        &mut events,
+        is(VmEvent::Guest(GuestMessage::Ended(Ended::Stopped))),
+    )
+    .await;
+    until(&mut events, is(VmEvent::Exited)).await;
+    fixture::discard(&hypervisor, &vm, "env-early").await;
+}
+
+#[tokio::test]
+async fn a_killed_vm_leaves_nothing() {
+    let network = Network::new(2).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    let start = || hypervisor.start(fixture::spec("env-killed"));
+    let (vm, mut events) = start().await.unwrap();
+    vm.kill().unwrap();
+    until(&mut events, is(VmEvent::Exited)).await;
+    fixture::discard(&hypervisor, &vm, "env-killed").await;
+    // Discarding also ends a VM that runs, even if the host process ended before it wrote which
+    // process that is.
+    let (vm, mut events) = start().await.unwrap();
+    vms.forget_process("env-killed");
+    fixture::discard(&hypervisor, &vm, "env-killed").await;
+    until(&mut events, is(VmEvent::Exited)).await;
+    assert_eq!(network.devices(), ["api0", "lo"]);
+}
+
+/// What a host process had started when it was killed is ended by the next.
+#[tokio::test]
+async fn a_vm_without_an_environment_does_not_outlive_its_host() {
+    let network = Network::new(6).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    let (vm, mut events) = hypervisor.start(fixture::spec("env-left")).await.unwrap();
+    vms.take_name_back("env-left", vm.id());
+    vms.hypervisor().await;
+    until(&mut events, is(VmEvent::Exited)).await;
+    fixture::discard(&hypervisor, &vm, "env-left").await;
+    assert_eq!(network.devices(), ["api0", "lo"]);
+}
+
+#[tokio::test]
+async fn names_that_are_no_file_names_are_refused() {
+    let network = Network::new(7).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    for name in ["", "..", "a/b", "A", &"a".repeat(64)] {
+        assert!(matches!(
+            hypervisor.adopt(name).await,
+            Err(HypervisorError::Name { .. })
+        ));
+    }
+}

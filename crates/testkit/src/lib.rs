@@ -1,0 +1,40 @@
+//! Test helpers: a real cluster of its own, a suite of checks that share it, and waiting on states.
+//!
+//! Nothing here is a fake: the cluster is brought up by the `monopod` that users run, in a data directory,
+//! network namespace, link and ports of its own, and it is removed at the end, also after a failure.
+
+#![expect(
+    clippy::print_stdout,
+    reason = "a test harness reports on standard output"
+)]
+
+mod cluster;
+mod process;
+mod registry;
+mod suite;
+
+pub use cluster::{Cluster, Output};
+pub use process::cpu_time;
+pub use registry::Registry;
+pub use suite::{Check, run};
+
+use std::time::{Duration, Instant};
+
+/// Waits until a state is reached, asking for it again and again; fails with what it saw last.
+///
+/// # Panics
+/// If the state is not reached in time.
+#[track_caller]
+pub fn wait<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
+    let deadline = Instant::now() + limit;
+    loop {
+        match look() {
+            Ok(found) => return found,
+            Err(seen) => assert!(
+                Instant::now() < deadline,
+                "{what}: not after {limit:?}; last seen: {seen}"
+            ),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}

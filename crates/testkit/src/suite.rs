@@ -1,0 +1,63 @@
+//! Checks that share a cluster, reported as cargo's own tests are.
+
+use crate::Cluster;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+/// A check's name and what it does.
+pub type Check = (&'static str, fn(&Cluster));
+
+/// Brings up a cluster, runs the checks whose name contains one of the arguments, and removes the cluster.
+///
+/// The last check gets the cluster itself, to end it. Gives whether all passed.
+pub fn run(number: u8, checks: &[Check], last: (&'static str, fn(Cluster))) -> bool {
+    let filters: Vec<String> = std::env::args()
+        .skip(1)
+        .filter(|argument| !argument.starts_with('-'))
+        .collect();
+    if std::env::args().any(|argument| argument == "--list") {
+        for (name, _) in checks {
+            println!("{name}: test");
+        }
+        return true;
+    }
+    let chosen: Vec<&Check> = checks
+        .iter()
+        .filter(|(name, _)| filters.is_empty() || filters.iter().any(|part| name.contains(part)))
+        .collect();
+    println!("\nrunning {} tests", chosen.len() + 1);
+    let cluster = Cluster::up(number);
+    let (mut passed, mut failed) = (0, Vec::new());
+    let mut report = |name: &'static str, work: &mut dyn FnMut()| {
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(work));
+        let word = if outcome.is_ok() { "ok" } else { "FAILED" };
+        println!(
+            "test {name} ... {word} ({:.1} s)",
+            start.elapsed().as_secs_f64()
+        );
+        if outcome.is_ok() {
+            passed += 1;
+        } else {
+            failed.push(name);
+        }
+    };
+    for (name, check) in chosen {
+        report(name, &mut || check(&cluster));
+    }
+    let mut cluster = Some(cluster);
+    report(last.0, &mut || {
+        if let Some(cluster) = cluster.take() {
+            last.1(cluster);
+        }
+    });
+    for name in &failed {
+        println!("failed: {name}");
+    }
+    let word = if failed.is_empty() { "ok" } else { "FAILED" };
+    println!(
+        "\ntest result: {word}. {passed} passed; {} failed; 0 ignored",
+        failed.len()
+    );
+    failed.is_empty()
+}

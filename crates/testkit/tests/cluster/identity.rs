@@ -1,0 +1,330 @@
+use crate::{START, event_messages, namespace, shell_pod};
+use monopod_testkit::{Cluster, wait};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+pub(crate) fn binding(cluster: &Cluster) {
+    let node = "fargate-ip-10-0-0-9.local-1.compute.internal";
+    let mut named = shell_pod("default", "named", "true");
+    named["spec"]["nodeName"] = json!(node);
+    let output = cluster.try_apply(&named);
+    assert!(
+        !output.success
+            && output
+                .err
+                .contains("a fargate- node runs only the pod it was made for"),
+        "{}",
+        output.err
+    );
+    let mut free = shell_pod("default", "free", "true");
+    free["spec"]["schedulerName"] = json!("by-hand");
+    cluster.apply(&free);
+    let output = bind(cluster, "default", "free", node);
+    assert!(
+        output
+            .err
+            .contains("only the Fargate scheduler binds pods to fargate- nodes"),
+        "{}",
+        output.err
+    );
+    cluster.kubectl(&["delete", "pod", "free", "--now"]);
+}
+
+fn bind(cluster: &Cluster, namespace: &str, pod: &str, node: &str) -> monopod_testkit::Output {
+    let binding = json!({
+        "apiVersion": "v1", "kind": "Binding", "metadata": {"name": pod, "namespace": namespace},
+        "target": {"apiVersion": "v1", "kind": "Node", "name": node},
+    });
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/binding");
+    cluster.kubectl_as(
+        "admin",
+        &["create", "--raw", &path, "-f", "-"],
+        &binding.to_string(),
+    )
+}
+
+/// The policy is one wall; the node itself is another, which is seen once the first is taken away.
+pub(crate) fn second_pod(cluster: &Cluster) {
+    namespace(cluster, "second");
+    cluster.apply(&shell_pod("second", "first", "sleep 1000"));
+    // Bound by hand while the VM still starts, and once more when the pod runs.
+    let node = wait("a node is nominated", Duration::from_secs(20), || {
+        let pod = cluster.get("second", "pod", "first").unwrap_or_default();
+        pod["status"]["nominatedNodeName"]
+            .as_str()
+            .map(str::to_owned)
+            .ok_or_else(|| pod["status"].to_string())
+    });
+    cluster.kubectl(&[
+        "delete",
+        "validatingadmissionpolicybinding",
+        "monopod-binding",
+    ]);
+    let intruder = |name: &str| {
+        let mut pod = shell_pod("second", name, "sleep 1000");
+        pod["metadata"]["annotations"] = json!({"eks.amazonaws.com/compute-type": "ec2"});
+        pod["spec"]["schedulerName"] = json!("by-hand");
+        cluster.apply(&pod);
+        wait("it is bound by hand", Duration::from_secs(10), || {
+            let output = bind(cluster, "second", name, &node);
+            if output.success {
+                Ok(())
+            } else {
+                Err(output.err)
+            }
+        });
+    };
+    intruder("early");
+    cluster.wait_ready("second", "first", START);
+    intruder("late");
+    for name in ["early", "late"] {
+        let pod = cluster.wait_phase("second", name, "Failed", START);
+        assert_eq!(
+            pod["status"]["reason"], "UnsupportedPodSpec",
+            "{}",
+            pod["status"]
+        );
+        assert!(!event_messages(cluster, "second", name, "UnsupportedPodSpec").is_empty());
+        assert!(
+            event_messages(cluster, "second", name, "Started").is_empty(),
+            "it never ran"
+        );
+    }
+    // `up` puts the policy back.
+    let policies = include_str!("../../../../deploy/policies.yaml");
+    let output = cluster.kubectl_as("admin", &["apply", "-f", "-"], policies);
+    assert!(output.success, "{}", output.err);
+    cluster.kubectl(&["delete", "namespace", "second", "--wait=false"]);
+}
+
+pub(crate) fn certificates(cluster: &Cluster) {
+    let node = "fargate-ip-10-0-0-9.local-1.compute.internal";
+    // The host asks for a node that no environment of its has.
+    let host = request(cluster, "host", "stolen-by-host", node);
+    assert!(host.success, "a host may ask: {}", host.err);
+    denied(cluster, "stolen-by-host");
+    // A workload's identity may not even ask.
+    let token = cluster.kubectl(&["create", "token", "default", "-n", "default"]);
+    let output = cluster.kubectl_as(
+        "admin",
+        &[
+            "--token",
+            token.trim(),
+            "auth",
+            "can-i",
+            "create",
+            "certificatesigningrequests",
+            "--as",
+            "system:serviceaccount:default:default",
+        ],
+        "",
+    );
+    assert!(output.out.starts_with("no"), "{}", output.out);
+    // An administrator may ask, and is not given a node either.
+    assert!(request(cluster, "admin", "stolen-by-admin", node).success);
+    denied(cluster, "stolen-by-admin");
+    cluster.kubectl(&["delete", "csr", "stolen-by-host", "stolen-by-admin"]);
+}
+
+fn request(cluster: &Cluster, user: &str, name: &str, node: &str) -> monopod_testkit::Output {
+    let key = rcgen::KeyPair::generate().expect("a key");
+    let mut parameters = rcgen::CertificateParams::default();
+    parameters.distinguished_name = rcgen::DistinguishedName::new();
+    parameters
+        .distinguished_name
+        .push(rcgen::DnType::OrganizationName, "system:nodes");
+    parameters
+        .distinguished_name
+        .push(rcgen::DnType::CommonName, format!("system:node:{node}"));
+    let pem = parameters
+        .serialize_request(&key)
+        .and_then(|r| r.pem())
+        .expect("a request");
+    let object = json!({
+        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
+        "spec": {
+            "request": base64(pem.as_bytes()), "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
+            "usages": ["digital signature", "client auth"],
+        },
+    });
+    cluster.kubectl_as(user, &["create", "-f", "-"], &object.to_string())
+}
+
+fn base64(bytes: &[u8]) -> String {
+    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for chunk in bytes.chunks(3) {
+        let word = chunk
+            .iter()
+            .fold(0u32, |word, byte| word << 8 | u32::from(*byte))
+            << (8 * (3 - chunk.len()));
+        for place in 0..4 {
+            let index = (word >> (18 - 6 * place)) & 63;
+            text.push(if place > chunk.len() {
+                '='
+            } else {
+                char::from(ALPHABET[index as usize])
+            });
+        }
+    }
+    text
+}
+
+fn denied(cluster: &Cluster, name: &str) {
+    wait("the request is denied", Duration::from_secs(15), || {
+        let request = cluster.get("", "csr", name).unwrap_or_default();
+        let denied = request["status"]["conditions"]
+            .as_array()
+            .is_some_and(|all| all.iter().any(|c| c["type"] == "Denied"));
+        if denied {
+            Ok(())
+        } else {
+            Err(request["status"].to_string())
+        }
+    });
+    assert_eq!(
+        cluster.get("", "csr", name).unwrap_or_default()["status"]["certificate"],
+        Value::Null
+    );
+}
+
+pub(crate) fn hosts(cluster: &Cluster) {
+    let other = json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": "host-2"},
+        "spec": {"region": "r", "zone": "z", "memoryMib": 1, "cpuMillis": 1},
+    });
+    let output = cluster.kubectl_as("host", &["create", "-f", "-"], &other.to_string());
+    assert!(
+        output.err.contains("a host writes only its own Host"),
+        "{}",
+        output.err
+    );
+    let pods = cluster.kubectl_as("host", &["get", "pods", "-A"], "");
+    assert!(pods.err.contains("forbidden"), "{}", pods.err);
+    let secrets = cluster.kubectl_as("host", &["get", "secrets", "-A"], "");
+    assert!(secrets.err.contains("forbidden"), "{}", secrets.err);
+    let foreign = json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Environment", "metadata": {"name": "env-foreign"},
+        "spec": {
+            "pod": {"namespace": "default", "name": "p", "uid": "foreign"}, "profile": "p", "podExecutionRole": "r",
+            "size": {"cpuMillis": 250, "memoryMib": 512}, "scratchGib": 20, "host": "host-2", "node": "fargate-ip-10-9-9-9.r.compute.internal",
+            "networkInterface": "eni-10-9-9-9", "address": "10.9.9.9", "images": [], "kubernetesVersion": "v1.37.2",
+        },
+    });
+    cluster.apply(&foreign);
+    let patch = json!({"status": {"phase": "Failed"}}).to_string();
+    let output = cluster.kubectl_as(
+        "host",
+        &[
+            "patch",
+            "environment",
+            "env-foreign",
+            "--subresource=status",
+            "--type=merge",
+            "-p",
+            &patch,
+        ],
+        "",
+    );
+    // Control may have released it already, since it has no pod; a host must not have written it in any case.
+    assert!(
+        output
+            .err
+            .contains("a host writes only environments that it runs")
+            || output.err.contains("not found"),
+        "{}",
+        output.err
+    );
+}
+
+/// With the credentials of a guest that was broken out of: it is its own node and nothing more.
+pub(crate) fn guest(cluster: &Cluster) {
+    namespace(cluster, "guest");
+    cluster.apply(&shell_pod("guest", "own", "sleep 1000"));
+    cluster.apply(&json!({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "other", "namespace": "guest"}, "stringData": {"a": "b"}}));
+    let pod = cluster.wait_ready("guest", "own", START);
+    let environment = cluster.environment_of(&pod).expect("an environment");
+    let name = environment["metadata"]["name"].as_str().expect("a name");
+    let node = environment["spec"]["node"].as_str().expect("a node");
+    let stolen = std::fs::read(cluster.data().join("host/credentials").join(name))
+        .expect("the host keeps them");
+    let stolen: Value = serde_json::from_slice(&stolen).expect("JSON");
+    let text = |key: &str| stolen["credentials"][key].as_str().expect("PEM").to_owned();
+    let admin: Value = serde_json::from_str(&cluster.monopod(&["kubeconfig"]).out).expect("JSON");
+    let kubeconfig = json!({
+        "apiVersion": "v1", "kind": "Config", "current-context": "c", "clusters": admin["clusters"],
+        "users": [{"name": "u", "user": {
+            "client-certificate-data": base64(text("clientCertificate").as_bytes()), "client-key-data": base64(text("key").as_bytes()),
+        }}],
+        "contexts": [{"name": "c", "context": {"cluster": "monopod", "user": "u"}}],
+    });
+    std::fs::write(
+        cluster.data().join("kubeconfig/guest"),
+        kubeconfig.to_string(),
+    )
+    .expect("written");
+    let guest = |arguments: &[&str]| cluster.kubectl_as("guest", arguments, "");
+
+    assert!(
+        guest(&["get", "node", node]).success,
+        "{}",
+        guest(&["get", "node", node]).err
+    );
+    for (refused, arguments) in [
+        ("cannot list", &["get", "nodes"][..]),
+        ("forbidden", &["get", "secret", "-n", "guest", "other"]),
+        ("forbidden", &["get", "environments"]),
+        ("forbidden", &["get", "pods", "-A"]),
+        (
+            "metadata.labels: a fargate- node keeps",
+            &[
+                "label",
+                "node",
+                node,
+                "eks.amazonaws.com/compute-type=ec2",
+                "--overwrite",
+            ],
+        ),
+        (
+            "not allowed to modify taints",
+            &["taint", "node", node, "eks.amazonaws.com/compute-type-"],
+        ),
+    ] {
+        let output = guest(arguments);
+        assert!(
+            !output.success && output.err.contains(refused),
+            "{arguments:?}: {}{}",
+            output.out,
+            output.err
+        );
+    }
+    // The status it may write, but not room for more pods. (kubectl patch reads first, which it may not.)
+    let mut own: Value =
+        serde_json::from_str(&guest(&["get", "node", node, "-o", "json"]).out).expect("JSON");
+    own["status"]["allocatable"]["pods"] = json!("9");
+    own["status"]["capacity"]["pods"] = json!("9");
+    let path = format!("/api/v1/nodes/{node}/status");
+    let output = cluster.kubectl_as(
+        "guest",
+        &["replace", "--raw", &path, "-f", "-"],
+        &own.to_string(),
+    );
+    assert!(
+        !output.success && output.err.contains("room for exactly one pod"),
+        "{}{}",
+        output.out,
+        output.err
+    );
+    let other = "fargate-ip-10-0-0-9.local-1.compute.internal";
+    let asked = request(cluster, "guest", "stolen-by-guest", other);
+    assert!(
+        !asked.success && asked.err.contains("forbidden"),
+        "{}",
+        asked.err
+    );
+    // For its own name NodeRestriction lets it ask, and control does not give: the host makes its requests.
+    assert!(request(cluster, "guest", "renewed-by-guest", node).success);
+    denied(cluster, "renewed-by-guest");
+    cluster.kubectl(&["delete", "csr", "renewed-by-guest"]);
+    cluster.kubectl(&["delete", "namespace", "guest", "--wait=false"]);
+}

@@ -1,0 +1,94 @@
+//! What VMs are held to, and what is said about how they are run.
+
+use crate::lifecycle::{record, vm_process};
+use crate::{START, namespace, shell_pod};
+use monopod_testkit::{Cluster, cpu_time, wait};
+use serde_json::{Value, json};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+pub(crate) fn limits(cluster: &Cluster) {
+    let hosts = cluster.list("", "host");
+    let status = &hosts[0]["status"];
+    told(cluster, status);
+    namespace(cluster, "limits");
+    cluster.apply(&shell_pod("limits", "busy", "while :; do :; done"));
+    let pod = cluster.wait_ready("limits", "busy", START);
+    let environment = cluster.environment_of(&pod).expect("an environment");
+    // A quarter of a CPU, from when it is Running.
+    let process = vm_process(cluster, &environment);
+    let most = 0.25 * 1.1;
+    wait("its share is limited", Duration::from_secs(30), || {
+        let share = share(process, Duration::from_secs(3));
+        (share < most)
+            .then_some(())
+            .ok_or_else(|| share.to_string())
+    });
+    let share = share(process, Duration::from_secs(10));
+    assert!(share < most, "{share}");
+    let record = record(cluster, &environment);
+    let groups: Vec<&str> = record["groups"]
+        .as_array()
+        .expect("its groups")
+        .iter()
+        .filter_map(Value::as_str)
+        .collect();
+    assert!(!groups.is_empty(), "{record}");
+    cluster.kubectl(&["delete", "namespace", "limits", "--wait=false"]);
+    wait("its groups are gone", START, || {
+        let left: Vec<_> = groups
+            .iter()
+            .filter(|group| Path::new(group).exists())
+            .collect();
+        left.is_empty()
+            .then_some(())
+            .ok_or_else(|| format!("{left:?}"))
+    });
+}
+
+/// The Host and `monopod status` say the same.
+fn told(cluster: &Cluster, status: &Value) {
+    let accelerator = status["accelerator"].as_str().unwrap_or_default();
+    let reason = status["acceleratorReason"].as_str().unwrap_or_default();
+    if accelerator == "kvm" {
+        assert_eq!(reason, "");
+    } else {
+        assert_eq!(accelerator, "tcg");
+        let named = reason.contains("KVM") || reason.contains("/dev/kvm");
+        assert!(named, "{reason}");
+    }
+    assert_eq!(
+        status["vmLimits"],
+        json!(["cpu", "memory", "threads"]),
+        "{status}"
+    );
+    let json: Value =
+        serde_json::from_str(&cluster.monopod(&["status", "-o", "json"]).out).expect("JSON");
+    let host = &json["hosts"][0];
+    for field in ["accelerator", "acceleratorReason", "vmLimits"] {
+        assert_eq!(host[field], status[field], "{field}");
+    }
+    let text = cluster.monopod(&["status"]).out;
+    assert!(
+        text.contains("cpu,memory,threads") && text.contains(reason),
+        "{text}"
+    );
+    let wide = cluster.kubectl(&["get", "hosts", "-o", "wide"]);
+    assert!(
+        wide.contains(reason) && wide.contains("VM-LIMITS"),
+        "{wide}"
+    );
+    let explained = cluster.kubectl(&["explain", "hosts.status"]);
+    for words in ["does not boot", "Why not KVM", "control groups limit"] {
+        let explained = explained.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(explained.contains(words), "{explained}");
+    }
+}
+
+/// CPU time that a process takes in some time, in CPUs.
+fn share(process: i32, time: Duration) -> f64 {
+    let used = || cpu_time(process).expect("it runs").as_secs_f64();
+    let (start, before) = (Instant::now(), used());
+    std::thread::sleep(time);
+    (used() - before) / start.elapsed().as_secs_f64()
+}

@@ -1,0 +1,39 @@
+use crate::lifecycle::{processes_with, vms};
+use monopod_testkit::Cluster;
+use std::process::Command;
+
+/// With a pod still running, `down` leaves no process, network namespace, tap, mount or table.
+pub(crate) fn down(cluster: Cluster) {
+    let (data, name) = (cluster.data().to_owned(), cluster.name().to_owned());
+    let processes: Vec<i64> = vms(&cluster)
+        .iter()
+        .filter_map(|vm| vm["process"]["pid"].as_i64())
+        .collect();
+    assert!(!processes.is_empty(), "a pod runs until now");
+    let output = cluster.monopod(&["down"]);
+    assert!(output.success, "{}{}", output.out, output.err);
+    assert_eq!(processes_with(&data.display().to_string()), 0, "processes");
+    for process in processes {
+        let process = format!("/proc/{process}/cmdline");
+        let arguments = std::fs::read_to_string(&process).unwrap_or_default();
+        assert!(!arguments.contains("guest=vm-"), "{process}: {arguments}");
+    }
+    let namespaces = output_of("ip", &["netns", "list"]);
+    assert!(!namespaces.contains(&name), "{namespaces}");
+    let links = output_of("ip", &["-brief", "link"]);
+    assert!(!links.contains(&name), "{links}");
+    let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
+    assert!(!mounts.contains(&data.display().to_string()), "{mounts}");
+    let tables = output_of("nft", &["list", "tables"]);
+    assert!(!tables.contains("monopod"), "{tables}");
+    assert!(!cluster.monopod(&["status"]).out.contains("PART"));
+    drop(cluster);
+}
+
+fn output_of(program: &str, arguments: &[&str]) -> String {
+    let output = Command::new(program)
+        .args(arguments)
+        .output()
+        .expect("runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
