@@ -48,10 +48,10 @@ pub struct Options {
     pub network: Vpc,
     /// URL of the API server, as guests reach it.
     pub api_server: String,
-    /// Port of the API server on the link.
-    pub api_port: u16,
     /// The cluster's certificate authority, PEM.
     pub cluster_ca: String,
+    /// Port of the API server on the link.
+    pub api_port: u16,
     /// Address of the cluster's DNS service.
     pub cluster_dns: Ipv4Addr,
     /// Domain of the cluster's DNS.
@@ -157,7 +157,6 @@ pub async fn run(
         pool: options.pool,
     };
     let hypervisor = Qemu::new(config).await?;
-    tracing::info!(accelerator = %hypervisor.accelerator(), "virtual machines can be run");
     if let Some(reason) = &hypervisor.limits().reason {
         tracing::warn!(reason, "VMs may take more of this machine than their size");
     }

@@ -29,10 +29,15 @@ pub(crate) async fn keep<H: Hypervisor>(
     shutdown: CancellationToken,
 ) {
     readiness.expect("registration");
+    let decided = context.hypervisor.decided();
+    tokio::pin!(decided);
+    let mut deciding = true;
     loop {
         let delay = match beat(&context).await {
-            Ok(()) => {
-                readiness.done("registration");
+            Ok(ready) => {
+                if ready {
+                    readiness.done("registration");
+                }
                 PERIOD
             }
             Err(error) => {
@@ -46,11 +51,13 @@ pub(crate) async fn keep<H: Hypervisor>(
         tokio::select! {
             () = shutdown.cancelled() => return,
             () = tokio::time::sleep(delay) => {}
+            () = &mut decided, if deciding => deciding = false,
         }
     }
 }
 
-async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<(), kube::Error> {
+/// Writes what there is of this host, and says whether it takes VMs.
+async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> {
     let (options, api) = (&context.options, Api::<Host>::all(context.client.clone()));
     let memory = machine::memory_mib().unwrap_or(0);
     let spec = HostSpec {
@@ -92,10 +99,16 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<(), kube::Error> {
         .pool
         .set(i64::try_from(waiting).unwrap_or(i64::MAX));
     let accelerator = context.hypervisor.accelerator();
-    let (accelerator, reason) = accelerator.split_once(": ").unwrap_or((&accelerator, ""));
+    let ready = accelerator.is_some();
+    let message = (!ready).then_some("finding out whether KVM works");
+    let split = accelerator
+        .as_deref()
+        .map(|text| text.split_once(": ").unwrap_or((text, "")));
+    let (accelerator, reason) = split.unzip();
     let limits = context.hypervisor.limits();
     fields["status"] = json!({
-        "ready": true,
+        "ready": ready,
+        "message": message,
         "accelerator": accelerator,
         "acceleratorReason": reason,
         "vmLimits": limits.set,
@@ -108,5 +121,5 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<(), kube::Error> {
         .patch_status(&options.name, &parameters, &Patch::Apply(&fields))
         .await?;
     tracing::trace!(host = %host.name_any(), "heartbeat");
-    Ok(())
+    Ok(ready)
 }

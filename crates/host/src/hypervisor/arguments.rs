@@ -3,6 +3,7 @@
 //! Everything outside of the process reaches it as a descriptor (`jail.md`), so that it needs no
 //! right to open a file but its own libraries.
 
+use super::accelerator::Accelerator;
 use super::{IMAGE_SLOTS, SCRATCH, Shape, slot_serial};
 use serde_json::json;
 
@@ -18,18 +19,6 @@ pub(super) const CODE_MIB: u32 = 256;
 /// System calls that QEMU takes from itself, beside those that it never had (`jail::seccomp`).
 pub(super) const SANDBOX: &str =
     "on,obsolete=deny,elevateprivileges=deny,spawn=deny,resourcecontrol=deny";
-
-/// How a guest's code is run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Accelerator {
-    /// The processor itself.
-    Kvm,
-    /// Emulation, with the machine's time stamp counter in kHz.
-    Tcg {
-        /// Without it the guest's own calibration fails at random on a loaded machine.
-        tsc_khz: u64,
-    },
-}
 
 /// Descriptors that the process inherits.
 #[derive(Clone, Copy, Debug)]

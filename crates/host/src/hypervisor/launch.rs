@@ -9,7 +9,8 @@
 //! It is made in `spare/` under the VM's id and moved to `vms/` under its environment's name, at
 //! once and for good: so a name is also a lock. The scratch disk has no name; it ends with the VM.
 
-use super::arguments::{self, Accelerator, Descriptors, Origin};
+use super::accelerator::{Accelerator, Choice};
+use super::arguments::{self, Descriptors, Origin};
 use super::cgroup::{Bounds, Cgroups};
 use super::jail::{self, Jail, Program};
 use super::process::Process;
@@ -60,7 +61,7 @@ pub(super) struct Launcher {
     pub(super) network: Vpc,
     pub(super) program: Program,
     pub(super) cgroups: Cgroups,
-    pub(super) accelerator: Accelerator,
+    pub(super) accelerator: Choice,
     /// Number of the next VM.
     pub(super) next: AtomicU32,
     /// Held while a VM is started.
@@ -110,6 +111,8 @@ impl Launcher {
         file_bytes: u64,
         source: Source<'_>,
     ) -> Result<(QemuVm, Events), HypervisorError> {
+        let accelerator = self.accelerator.known().await;
+        let accelerator = accelerator.ok_or(HypervisorError::NoAccelerator)?;
         let directory = directory::create(&self.spare, id)?;
         let mut record = Record::new(id);
         let group = self.cgroups.group(id);
@@ -167,13 +170,13 @@ impl Launcher {
             .map_err(HypervisorError::io("open the VM's pipe for errors"))?;
         let child = jail::start(&Jail {
             program: &self.program,
-            arguments: &arguments::arguments(id, shape, self.accelerator, origin, fds),
+            arguments: &arguments::arguments(id, shape, accelerator, origin, fds),
             uid: UID_BASE | number,
             inherited: &inherited.0,
             preload,
             groups: &groups,
             file_bytes,
-            kvm: self.accelerator == Accelerator::Kvm,
+            kvm: accelerator == Accelerator::Kvm,
             output: output.into(),
         })
         .map_err(HypervisorError::io("start qemu"))?;

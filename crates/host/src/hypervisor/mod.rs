@@ -15,6 +15,7 @@
 //!
 //! Whoever holds a [`Vm`] may drop it: the VM goes on. Only [`Vm::kill`] ends it.
 
+mod accelerator;
 mod arguments;
 mod cgroup;
 mod copy;
@@ -124,8 +125,12 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// A running VM.
     type Vm: Vm;
 
-    /// How guests are run and why so, for people: `tcg: /dev/kvm cannot be opened …`.
-    fn accelerator(&self) -> String;
+    /// How guests are run and why so, for people: `tcg: /dev/kvm cannot be opened …`. None until
+    /// that is found out, for which starts wait.
+    fn accelerator(&self) -> Option<String>;
+
+    /// Waits until it is found out how guests are run.
+    fn decided(&self) -> impl Future<Output = ()> + Send;
 
     /// What each VM's process is held to.
     fn limits(&self) -> &Limits;
@@ -294,6 +299,9 @@ pub enum HypervisorError {
     /// The guest does not read what it is sent.
     #[error("the guest does not read its link")]
     Busy,
+    /// It could not be found out how VMs are run here.
+    #[error("it cannot be found out whether KVM works; see the host's log, and restart it")]
+    NoAccelerator,
     /// The VM is gone.
     #[error("the VM is gone")]
     Gone,

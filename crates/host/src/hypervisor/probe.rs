@@ -2,6 +2,7 @@
 //!
 //! That `/dev/kvm` exists says little: inside many VMs it can be opened but runs nothing.
 
+use super::accelerator::Accelerator;
 use super::arguments;
 use super::jail::{self, Jail, Program};
 use super::process::Process;
@@ -68,7 +69,7 @@ fn start(program: &Program, guest_image: &Path) -> std::io::Result<(Ending, pipe
     let [kernel, initramfs] = inherited
         .each_ref()
         .map(|file| format!("/proc/self/fd/{}", file.as_raw_fd()));
-    let command_line = arguments::kernel_command_line(arguments::Accelerator::Kvm);
+    let command_line = arguments::kernel_command_line(Accelerator::Kvm);
     let arguments: Vec<String> = [
         "-M",
         "microvm",

@@ -1,6 +1,6 @@
 //! VMs by QEMU's machine `microvm`, each a clone of a template of its shape.
 
-use super::arguments::Accelerator;
+use super::accelerator::Choice;
 use super::cgroup::Cgroups;
 use super::directory::{self, directory};
 use super::launch::{Launcher, Source, next_number, turns};
@@ -8,7 +8,7 @@ use super::pool::Pool;
 use super::qemu_vm::Connections;
 use super::scratch::Disks;
 use super::template::Templates;
-use super::{Events, Hypervisor, HypervisorError, Kind, Limits, Vm, VmSpec, probe, program, tsc};
+use super::{Events, Hypervisor, HypervisorError, Kind, Limits, Vm, VmSpec, program};
 use crate::network::Vpc;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -37,7 +37,6 @@ pub struct Qemu {
     vms: PathBuf,
     machine: Arc<Machine>,
     _keeper: AbortOnDropHandle<()>,
-    reason: String,
 }
 
 /// What starts VMs that belong to no environment.
@@ -55,8 +54,7 @@ fn parents(directory: &Path) -> [PathBuf; 2] {
 }
 
 impl Qemu {
-    /// Finds out how guests can be run here. Takes up to some seconds where KVM seems to exist.
-    /// What a former process had started and not given to an environment is ended.
+    /// Begins to find out how guests can be run here, and to fill the pool. What a former process had started and not given to an environment is ended.
     pub async fn new(config: QemuConfig) -> Result<Self, HypervisorError> {
         let [vms, spare] = parents(&config.directory);
         for directory in [&vms, &spare] {
@@ -67,14 +65,8 @@ impl Qemu {
         }
         let next = next_number(&[&vms, &spare])?.into();
         directory::discard_all(&spare).await?;
-        let tsc_khz = tokio::task::spawn_blocking(tsc::khz)
-            .await
-            .map_err(|error| HypervisorError::io("measure the time stamp counter")(error.into()))?;
         let program = program::prepare(&config.directory.join("jail"))?;
-        let (accelerator, reason) = match probe::kvm(&program, &config.guest_image).await {
-            Ok(()) => (Accelerator::Kvm, "kvm".into()),
-            Err(why) => (Accelerator::Tcg { tsc_khz }, format!("tcg: {why}")),
-        };
+        let accelerator = Choice::begin(program.clone(), config.guest_image.clone());
         let machine = Arc::new(Machine {
             launcher: Launcher {
                 spare,
@@ -98,7 +90,6 @@ impl Qemu {
             vms,
             machine,
             _keeper: AbortOnDropHandle::new(keeper),
-            reason,
         })
     }
 }
@@ -145,8 +136,12 @@ impl Machine {
 impl Hypervisor for Qemu {
     type Vm = QemuVm;
 
-    fn accelerator(&self) -> String {
-        self.reason.clone()
+    fn accelerator(&self) -> Option<String> {
+        self.machine.launcher.accelerator.reason()
+    }
+
+    async fn decided(&self) {
+        self.machine.launcher.accelerator.known().await;
     }
 
     fn limits(&self) -> &Limits {
