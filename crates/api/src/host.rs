@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
     plural = "hosts",
     status = "HostStatus",
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
+    printcolumn(name = "Address", type_ = "string", json_path = ".spec.address"),
     printcolumn(name = "Zone", type_ = "string", json_path = ".spec.zone"),
     printcolumn(name = "MiB", type_ = "integer", json_path = ".spec.memoryMib"),
     printcolumn(name = "vCPU-m", type_ = "integer", json_path = ".spec.cpuMillis"),
@@ -49,6 +50,10 @@ pub struct HostSpec {
     /// Availability zone.
     #[schemars(length(min = 1, max = 63))]
     pub zone: String,
+    /// IPv4 address of the machine, at which other hosts of the VPC reach it; none if it stands alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 15))]
+    pub address: Option<String>,
     /// Memory for VMs in MiB. Each VM counts with its full size and [`VM_OVERHEAD_MIB`].
     pub memory_mib: u32,
     /// Thousandths of a CPU for VMs; may exceed the machine's, as idle pods share.

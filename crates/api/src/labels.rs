@@ -27,6 +27,19 @@ pub const ENVIRONMENT: &str = "monopod.dev/environment";
 /// Annotation on environments: when control decided on the pod, to the microsecond.
 pub const REQUESTED_AT: &str = "monopod.dev/requested-at";
 
+/// Annotation on a bootstrap token: the one host that may join with it.
+pub const INVITED_HOST: &str = "monopod.dev/host";
+/// Annotation on a bootstrap token: uid of the one certificate request that was approved for it.
+pub const INVITATION_USED: &str = "monopod.dev/used-by";
+/// Group of who has a token to join with; the API server demands the prefix.
+pub const INVITED_GROUP: &str = "system:bootstrappers:monopod";
+/// User names of who has a token are this prefix and the token's id.
+pub const BOOTSTRAP_USER_PREFIX: &str = "system:bootstrap:";
+/// Names of tokens are this prefix and their id.
+pub const BOOTSTRAP_SECRET_PREFIX: &str = "bootstrap-token-";
+/// Namespace of tokens.
+pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
+
 /// User name of the control process.
 pub const CONTROL_USER: &str = "monopod:control";
 /// Group of all host processes.

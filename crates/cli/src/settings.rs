@@ -63,6 +63,28 @@ pub struct Settings {
     #[command(flatten)]
     #[serde(default)]
     pub host: HostSettings,
+    /// Tells the VPC's packets from those of others on the same network between machines: 24 bits, at random.
+    #[arg(skip = random_network())]
+    #[serde(default)]
+    pub network: u32,
+    /// Whose cluster this machine is a host of; none if it is its own.
+    #[arg(skip)]
+    #[serde(default)]
+    pub joined: Option<Joined>,
+}
+
+/// The cluster that a machine is a host of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub struct Joined {
+    /// Address of the machine with the API server.
+    pub machine: Ipv4Addr,
+}
+
+fn random_network() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    let random = RandomState::new().hash_one(0).to_le_bytes();
+    u32::from_le_bytes([random[0], random[1], random[2], 0])
 }
 
 /// Enough for a pod after another; a burst empties any pool.
@@ -75,6 +97,10 @@ pub struct HostSettings {
     /// Most VMs kept ready for pods to come, of sizes that were asked for lately, some 110 MiB each; 0: none
     #[arg(long, value_name = "VMS", default_value_t = POOL)]
     pub pool: usize,
+    /// IPv4 address of this machine at which the cluster's other machines reach it, in a network that nobody else is in; lets hosts join
+    #[arg(long, value_name = "ADDRESS")]
+    #[serde(default)]
+    pub underlay: Option<Ipv4Addr>,
     /// YAML file of registries' mirrors, extra certificate authorities (`ca_file`) and http:// endpoints, in the form of k3s's registries.yaml
     #[arg(long, value_name = "FILE")]
     pub registries: Option<PathBuf>,
@@ -92,6 +118,7 @@ pub struct HostSettings {
 impl Default for HostSettings {
     fn default() -> Self {
         Self {
+            underlay: None,
             registries: None,
             pool: POOL,
             image_gc_high: 85,
@@ -117,6 +144,16 @@ impl HostSettings {
         self.registries
             .as_deref()
             .map_or_else(|| Ok(Registries::default()), read_config)
+    }
+
+    /// The same, for a process with another working directory.
+    pub fn with_absolute_paths(mut self) -> anyhow::Result<Self> {
+        if let Some(file) = &mut self.registries {
+            *file = file
+                .canonicalize()
+                .with_context(|| format!("--registries {}", file.display()))?;
+        }
+        Ok(self)
     }
 
     fn check(&self) -> anyhow::Result<()> {
@@ -176,6 +213,16 @@ impl Settings {
                 );
             }
         }
+        if let Some(address) = self.host.underlay {
+            let taken = ranges.iter().find(|(_, range)| range.contains(&address));
+            anyhow::ensure!(
+                taken.is_none(),
+                "--underlay {address} is within {}; the machines' network must be apart from the VPC's",
+                taken
+                    .map(|(flag, range)| format!("{flag} {range}"))
+                    .unwrap_or_default()
+            );
+        }
         Ok(())
     }
 
@@ -189,9 +236,17 @@ impl Settings {
         self.link.hosts().nth(1).unwrap_or_else(|| self.link.addr())
     }
 
-    /// URL of the API server.
+    /// URL of the API server, as pods reach it.
     pub fn api_url(&self) -> String {
         format!("https://{}:{}", self.api_address(), self.api_port)
+    }
+
+    /// URL of the API server, as this machine's processes reach it.
+    pub fn server(&self) -> String {
+        match self.joined {
+            Some(Joined { machine }) => format!("https://{machine}:{}", self.api_port),
+            None => self.api_url(),
+        }
     }
 
     /// A server's address on loopback.
@@ -224,7 +279,7 @@ fn machine_name() -> String {
 }
 
 /// Interface names are at most 15 characters long, and ours add up to eight.
-fn short_name(text: &str) -> Result<String, String> {
+pub fn short_name(text: &str) -> Result<String, String> {
     let valid = (1..=7).contains(&text.len())
         && text
             .chars()

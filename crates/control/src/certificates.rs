@@ -1,12 +1,15 @@
-//! Approves the certificate requests that hosts make for their nodes, and denies all others.
+//! Approves the certificate requests that hosts make for their nodes and invited machines for
+//! themselves, and denies all others.
 
 use crate::index::Shared;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
+use k8s_openapi::api::core::v1::Secret;
 use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
-use monopod_core::certificates::{Requested, Verdict, judge};
+use monopod_api::labels;
+use monopod_core::certificates::{Invitation, Requested, Verdict, invited, judge, judge_host};
 use monopod_ops::admin::Readiness;
 use monopod_ops::queue::Queue;
 use monopod_ops::watch::{Change, changes};
@@ -89,10 +92,12 @@ fn undecided(request: &CertificateSigningRequest) -> bool {
 
 /// Whether the request needs no further look.
 async fn decide(client: &Client, index: &Shared, request: &CertificateSigningRequest) -> bool {
-    let name = request.name_any();
     let Some(requested) = parse(&request.spec.request.0) else {
         return true;
     };
+    if let Some(token) = invited(&request.spec) {
+        return decide_host(client, request, &requested, token).await;
+    }
     let node = requested
         .common_names
         .first()
@@ -102,17 +107,81 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
     let young = request
         .creation_timestamp()
         .is_some_and(|t| Timestamp::now().duration_since(t.0).unsigned_abs() < PATIENCE);
-    let (kind, reason, message) = match judge(&request.spec, &requested, environment.as_ref()) {
+    let verdict = judge(&request.spec, &requested, environment.as_ref());
+    if matches!(verdict, Verdict::Deny(_)) && environment.is_none() && young {
+        return false;
+    }
+    let approved = (
+        "EnvironmentHost",
+        "requested by the host of the node's environment",
+    );
+    answer(client, request, verdict, approved, "NotTheEnvironmentsHost").await
+}
+
+/// The same for a machine that joins. The token is marked before anything is approved, so that it
+/// is worth one certificate even if two requests arrive together.
+async fn decide_host(
+    client: &Client,
+    request: &CertificateSigningRequest,
+    requested: &Requested,
+    token: &str,
+) -> bool {
+    let uid = request.uid().unwrap_or_default();
+    let api: Api<Secret> = Api::namespaced(client.clone(), labels::BOOTSTRAP_NAMESPACE);
+    let name = format!("{}{token}", labels::BOOTSTRAP_SECRET_PREFIX);
+    let secret = match api.get_opt(&name).await {
+        Ok(secret) => secret,
+        Err(error) => {
+            tracing::warn!(
+                token,
+                error = &error as &dyn std::error::Error,
+                "the token cannot be read; tried again"
+            );
+            return false;
+        }
+    };
+    let invitation = secret.as_ref().and_then(|secret| {
+        Some(Invitation {
+            host: secret.annotations().get(labels::INVITED_HOST)?.clone(),
+            used_by: secret.annotations().get(labels::INVITATION_USED).cloned(),
+        })
+    });
+    let verdict = judge_host(&uid, &request.spec, requested, invitation.as_ref());
+    if let (Verdict::Approve, Some(secret)) = (&verdict, &secret) {
+        let mark = json!({"metadata": {
+            "resourceVersion": secret.resource_version(), "annotations": {labels::INVITATION_USED: uid},
+        }});
+        if let Err(error) = api
+            .patch(&name, &PatchParams::default(), &Patch::Merge(mark))
+            .await
+        {
+            tracing::warn!(
+                token,
+                error = &error as &dyn std::error::Error,
+                "the token cannot be marked as used; tried again"
+            );
+            return false;
+        }
+    }
+    let approved = ("InvitedHost", "requested with a token for this host");
+    answer(client, request, verdict, approved, "NotInvited").await
+}
+
+/// Writes a verdict. Whether the request needs no further look.
+async fn answer(
+    client: &Client,
+    request: &CertificateSigningRequest,
+    verdict: Verdict,
+    (reason, message): (&str, &str),
+    denied: &str,
+) -> bool {
+    let name = request.name_any();
+    let (kind, reason, message) = match verdict {
         Verdict::NotOurs => return true,
-        Verdict::Deny(_) if environment.is_none() && young => return false,
-        Verdict::Approve => (
-            "Approved",
-            "EnvironmentHost",
-            "requested by the host of the node's environment".to_owned(),
-        ),
+        Verdict::Approve => ("Approved", reason, message.to_owned()),
         Verdict::Deny(why) => {
             tracing::warn!(request = %name, requestor = ?request.spec.username, %why, "certificate request denied");
-            ("Denied", "NotTheEnvironmentsHost", why)
+            ("Denied", denied, why)
         }
     };
     let now = Timestamp::now().to_string();

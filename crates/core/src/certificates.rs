@@ -1,7 +1,8 @@
-//! Whether a certificate request for a node may be approved.
+//! Whether a certificate request for a node or a host may be approved.
 //!
 //! The host makes key and requests for exactly the node that an Environment names. Nobody else is
-//! given one: not another host, not a guest, not a pod, whatever the request says.
+//! given one: not another host, not a guest, not a pod, whatever the request says. A machine is given
+//! a host's certificate once, for the name that its token was made for.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 use monopod_api::environment::Environment;
@@ -11,6 +12,8 @@ use monopod_api::labels;
 pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 /// Signer of the certificates with which kubelets serve.
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
+/// Signer of the certificates of hosts.
+pub const HOST_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
 /// Seconds that a node's certificate lasts.
 pub const LIFETIME_SECONDS: i32 = 3600;
 
@@ -36,6 +39,68 @@ pub enum Verdict {
     Approve,
     /// Refused, for this reason.
     Deny(String),
+}
+
+/// A token with which one machine joins.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Invitation {
+    /// The host that it is for.
+    pub host: String,
+    /// The request that was approved for it.
+    pub used_by: Option<String>,
+}
+
+/// The id of the token by which a request for a host's certificate was made; none if it is not one.
+pub fn invited(spec: &CertificateSigningRequestSpec) -> Option<&str> {
+    let user = spec.username.as_deref()?;
+    let groups = spec.groups.as_deref().unwrap_or_default();
+    (spec.signer_name == HOST_SIGNER && groups.iter().any(|g| g == labels::INVITED_GROUP))
+        .then(|| user.strip_prefix(labels::BOOTSTRAP_USER_PREFIX))
+        .flatten()
+}
+
+/// Judges a request by who has a token. `uid` is the request's.
+pub fn judge_host(
+    uid: &str,
+    spec: &CertificateSigningRequestSpec,
+    requested: &Requested,
+    invitation: Option<&Invitation>,
+) -> Verdict {
+    let deny = |reason: String| Verdict::Deny(reason);
+    let Some(Invitation { host, used_by }) = invitation else {
+        return deny(
+            "there is no such token any more; make another with `monopod host token NAME`"
+                .to_owned(),
+        );
+    };
+    if used_by.as_deref().is_some_and(|used| used != uid) {
+        return deny(format!(
+            "the token was used already; make another with `monopod host token {host}`"
+        ));
+    }
+    if requested.common_names != [format!("{}{host}", labels::HOST_USER_PREFIX)] {
+        return deny(format!("the token is for the host {host} and no other"));
+    }
+    if requested.organizations != [labels::HOSTS_GROUP] {
+        return deny(format!(
+            "the organization must be exactly {}",
+            labels::HOSTS_GROUP
+        ));
+    }
+    if requested.other_names != 0 || !requested.addresses.is_empty() {
+        return deny("a host's certificate has no alternative names".to_owned());
+    }
+    if !for_client(spec) {
+        return deny("the usages must be digital signature and client auth".to_owned());
+    }
+    Verdict::Approve
+}
+
+/// Whether a certificate is to be good for nothing but calling the API server.
+fn for_client(spec: &CertificateSigningRequestSpec) -> bool {
+    let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
+    usages.sort_unstable();
+    usages == ["client auth", "digital signature"]
 }
 
 /// Judges a request. `environment` is the one whose node the subject names, if there is one.
@@ -78,13 +143,13 @@ pub fn judge(
     if requested.organizations != ["system:nodes"] {
         return deny("the organization must be exactly system:nodes");
     }
-    let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
-    usages.sort_unstable();
     if serving {
         let address = environment.spec.address.parse::<std::net::IpAddr>().ok();
         if requested.other_names != 0 || address.is_none_or(|a| requested.addresses != [a]) {
             return deny("the alternative names must be exactly the node's address");
         }
+        let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
+        usages.sort_unstable();
         if usages != ["digital signature", "server auth"] {
             return deny("the usages must be digital signature and server auth");
         }
@@ -92,7 +157,7 @@ pub fn judge(
         if requested.other_names != 0 || !requested.addresses.is_empty() {
             return deny("a client certificate has no alternative names");
         }
-        if usages != ["client auth", "digital signature"] {
+        if !for_client(spec) {
             return deny("the usages must be digital signature and client auth");
         }
     }
@@ -221,6 +286,91 @@ mod tests {
                 matches!(judge(&spec, &requested, None), Verdict::Deny(_)),
                 "no environment"
             );
+        }
+    }
+
+    fn host_request() -> (CertificateSigningRequestSpec, Requested) {
+        let (mut spec, _) = request(false);
+        spec.signer_name = HOST_SIGNER.to_owned();
+        spec.username = Some("system:bootstrap:abcdef".to_owned());
+        spec.groups = Some(vec![labels::INVITED_GROUP.to_owned()]);
+        let requested = Requested {
+            common_names: vec!["monopod:host:host-2".to_owned()],
+            organizations: vec!["monopod:hosts".to_owned()],
+            ..Default::default()
+        };
+        (spec, requested)
+    }
+
+    #[test]
+    fn a_machine_gets_the_certificate_of_the_host_that_its_token_is_for_once() {
+        type Change = (
+            &'static str,
+            fn(&mut CertificateSigningRequestSpec, &mut Requested),
+        );
+        let (spec, requested) = host_request();
+        assert_eq!(invited(&spec), Some("abcdef"));
+        let unused = Invitation {
+            host: "host-2".to_owned(),
+            used_by: None,
+        };
+        let used = |by: &str| Invitation {
+            used_by: Some(by.to_owned()),
+            ..unused.clone()
+        };
+        let judge = |spec: &_, requested: &_, token| judge_host("uid-1", spec, requested, token);
+        assert_eq!(judge(&spec, &requested, Some(&unused)), Verdict::Approve);
+        let again = used("uid-1");
+        assert_eq!(judge(&spec, &requested, Some(&again)), Verdict::Approve);
+        let changes: &[Change] = &[
+            ("another host", |_, r| {
+                r.common_names = vec!["monopod:host:host-1".to_owned()];
+            }),
+            ("an administrator", |_, r| {
+                r.organizations = vec!["system:masters".to_owned()];
+            }),
+            ("control", |_, r| {
+                r.common_names = vec!["monopod:control".to_owned()];
+            }),
+            ("one more name", |_, r| {
+                r.common_names.push("monopod:host:host-1".to_owned());
+            }),
+            ("one more group", |_, r| {
+                r.organizations.push("system:masters".to_owned());
+            }),
+            ("a DNS name", |_, r| r.other_names = 1),
+            ("an address", |_, r| {
+                r.addresses = vec!["10.0.9.9".parse().expect("valid")];
+            }),
+            ("a server's usage", |s, _| {
+                s.usages = Some(vec!["server auth".to_owned()]);
+            }),
+            ("no usage", |s, _| s.usages = None),
+        ];
+        for (what, change) in changes {
+            let (mut spec, mut requested) = host_request();
+            change(&mut spec, &mut requested);
+            let verdict = judge(&spec, &requested, Some(&unused));
+            assert!(matches!(verdict, Verdict::Deny(_)), "{what}: {verdict:?}");
+        }
+        for token in [None, Some(&used("uid-2"))] {
+            let verdict = judge(&spec, &requested, token);
+            assert!(matches!(verdict, Verdict::Deny(_)), "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn only_who_has_a_token_asks_for_a_hosts_certificate() {
+        let changes: &[fn(&mut CertificateSigningRequestSpec)] = &[
+            |s| s.username = Some("system:serviceaccount:default:default".to_owned()),
+            |s| s.username = None,
+            |s| s.groups = Some(vec!["system:bootstrappers:kubeadm".to_owned()]),
+            |s| s.signer_name = CLIENT_SIGNER.to_owned(),
+        ];
+        for change in changes {
+            let (mut spec, _) = host_request();
+            change(&mut spec);
+            assert_eq!(invited(&spec), None, "{spec:?}");
         }
     }
 

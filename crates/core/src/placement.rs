@@ -142,6 +142,7 @@ mod tests {
                         spec: HostSpec {
                             region: "r".to_owned(),
                             zone,
+                            address: None,
                             memory_mib,
                             cpu_millis,
                             unschedulable,

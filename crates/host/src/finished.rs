@@ -212,8 +212,12 @@ mod tests {
             directory: archive::directory(host, "env-1"),
             vpc: Vpc {
                 name: "none".to_owned(),
-                host_address: Ipv4Addr::LOCALHOST,
-                inner_address: Ipv4Addr::LOCALHOST,
+                api: network::Api::Link {
+                    address: Ipv4Addr::LOCALHOST,
+                    inner: Ipv4Addr::LOCALHOST,
+                },
+                underlay: None,
+                api_port: 6443,
                 cidr: "10.0.0.0/16".parse().unwrap(),
                 services: "10.96.0.0/16".parse().unwrap(),
             },

@@ -50,8 +50,6 @@ pub struct Options {
     pub api_server: String,
     /// The cluster's certificate authority, PEM.
     pub cluster_ca: String,
-    /// Port of the API server on the link.
-    pub api_port: u16,
     /// Address of the cluster's DNS service.
     pub cluster_dns: Ipv4Addr,
     /// Domain of the cluster's DNS.

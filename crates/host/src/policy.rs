@@ -2,12 +2,13 @@
 
 use crate::Context;
 use crate::hypervisor::Hypervisor;
-use crate::network::{API_DEVICE, Firewall};
+use crate::network::{API_DEVICE, Api, Firewall, Peers, UNDERLAY_DEVICE, Vpc};
 use kube::ResourceExt;
 use kube::runtime::watcher::Config;
+use monopod_api::host::Host;
 use monopod_api::names;
 use monopod_api::network::{InterfacePhase, NetworkInterface, SecurityGroup, Subnet};
-use monopod_core::vpc::{ApiLink, LocalInterface, Policy};
+use monopod_core::vpc::{ApiLink, LocalInterface, Policy, Remote, UnderlayLink, remote};
 use monopod_ops::admin::Readiness;
 use monopod_ops::watch::{Change, changes};
 use std::collections::BTreeMap;
@@ -17,12 +18,13 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-/// Interfaces, groups and subnets by name.
+/// Interfaces, groups, subnets and hosts by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
     interfaces: BTreeMap<String, NetworkInterface>,
     groups: BTreeMap<String, SecurityGroup>,
     subnets: BTreeMap<String, Subnet>,
+    hosts: BTreeMap<String, Host>,
 }
 
 impl View {
@@ -33,9 +35,27 @@ impl View {
         Some(monopod_core::addresses::gateway(cidr))
     }
 
-    fn policy(&self, host: &str, api: ApiLink) -> Policy {
+    fn remote(&self, host: &str) -> Remote {
+        remote(host, self.hosts.values(), self.interfaces.values())
+    }
+
+    fn policy(&self, host: &str, vpc: &Vpc, remote: &Remote) -> Policy {
         let mut policy = Policy {
-            api: Some(api),
+            api: match vpc.api {
+                Api::Link { address, inner } => Some(ApiLink {
+                    device: API_DEVICE.to_owned(),
+                    address,
+                    port: vpc.api_port,
+                    inner,
+                }),
+                Api::Through { .. } => None,
+            },
+            underlay: vpc.underlay.as_ref().map(|underlay| UnderlayLink {
+                device: UNDERLAY_DEVICE.to_owned(),
+                own: underlay.address,
+                api: vpc.api.address(),
+                machines: remote.machines.clone(),
+            }),
             ..Default::default()
         };
         // A rule may name a group by its id.
@@ -98,7 +118,13 @@ pub(crate) fn keep<H: Hypervisor>(
     let (sender, receiver) = watch::channel(View::default());
     let client = || context.client.clone();
     let stop = || shutdown.clone();
-    for part in ["networkinterfaces", "securitygroups", "subnets", "firewall"] {
+    for part in [
+        "networkinterfaces",
+        "securitygroups",
+        "subnets",
+        "hosts",
+        "firewall",
+    ] {
         readiness.expect(part);
     }
     let (to, ready) = (sender.clone(), readiness.clone());
@@ -113,27 +139,23 @@ pub(crate) fn keep<H: Hypervisor>(
             &mut view.groups
         });
     });
-    let (to, ready) = (sender, readiness.clone());
+    let (to, ready) = (sender.clone(), readiness.clone());
     let subnets = changes(client(), Config::default(), stop(), move |change| {
         store(&to, change, &ready, "subnets", |view| &mut view.subnets);
     });
-    let firewall = Firewall::new(context.options.network.clone());
-    let api = ApiLink {
-        device: API_DEVICE.to_owned(),
-        address: context.options.network.host_address,
-        port: context.options.api_port,
-        inner: context.options.network.inner_address,
-    };
+    let (to, ready) = (sender, readiness.clone());
+    let hosts = changes(client(), Config::default(), stop(), move |change| {
+        store(&to, change, &ready, "hosts", |view| &mut view.hosts);
+    });
     let load = load(
-        firewall,
         context.options.name.clone(),
-        api,
+        context.options.network.clone(),
         receiver.clone(),
         readiness.clone(),
         stop(),
     );
     (receiver, async move {
-        tokio::join!(interfaces, groups, subnets, load);
+        tokio::join!(interfaces, groups, subnets, hosts, load);
     })
 }
 
@@ -156,23 +178,32 @@ fn store<K: ResourceExt>(
 }
 
 async fn load(
-    mut firewall: Firewall,
     host: String,
-    api: ApiLink,
+    vpc: Vpc,
     mut view: watch::Receiver<View>,
     readiness: Readiness,
     shutdown: CancellationToken,
 ) {
+    let mut firewall = Firewall::new(vpc.clone());
+    let mut peers = Peers::new(vpc.clone());
     loop {
         // Before the lists are complete a ruleset would deny what is allowed.
         let complete = !readiness
             .pending()
             .iter()
-            .any(|part| ["networkinterfaces", "securitygroups"].contains(part));
+            .any(|part| ["networkinterfaces", "securitygroups", "hosts"].contains(part));
         let mut delay = Duration::from_millis(50);
         if complete {
-            let policy = view.borrow_and_update().policy(&host, api.clone());
-            match firewall.load(policy).await {
+            let (policy, remote) = {
+                let view = view.borrow_and_update();
+                let remote = view.remote(&host);
+                (view.policy(&host, &vpc, &remote), remote)
+            };
+            let set = async {
+                firewall.load(policy).await?;
+                peers.set(&remote).await
+            };
+            match set.await {
                 Ok(()) => {
                     readiness.done("firewall");
                     delay = Duration::MAX;
@@ -180,7 +211,7 @@ async fn load(
                 Err(error) => {
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
-                        "ruleset not loaded; the one before stays"
+                        "ruleset or routes not loaded; those before stay"
                     );
                     delay = Duration::from_secs(1);
                 }

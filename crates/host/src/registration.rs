@@ -60,7 +60,9 @@ pub(crate) async fn keep<H: Hypervisor>(
 async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> {
     let (options, api) = (&context.options, Api::<Host>::all(context.client.clone()));
     let memory = machine::memory_mib().unwrap_or(0);
+    let underlay = options.network.underlay.as_ref();
     let spec = HostSpec {
+        address: underlay.map(|underlay| underlay.address.to_string()),
         region: options.region.clone(),
         zone: options.zone.clone(),
         memory_mib: options
@@ -74,7 +76,7 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
     // An operator may cordon the host: that field is not ours once the object exists.
     let mut fields = json!({
         "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": options.name},
-        "spec": {"region": spec.region, "zone": spec.zone, "memoryMib": spec.memory_mib, "cpuMillis": spec.cpu_millis},
+        "spec": {"region": spec.region, "zone": spec.zone, "address": spec.address, "memoryMib": spec.memory_mib, "cpuMillis": spec.cpu_millis},
     });
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     api.patch(&options.name, &parameters, &Patch::Apply(&fields))

@@ -313,27 +313,36 @@ impl Cluster {
         lines[lines.len().saturating_sub(40)..].join("\n")
     }
 
+    /// The `monopod` program.
+    pub fn program(&self) -> &Path {
+        &self.monopod
+    }
+
     fn run(&self, arguments: &[&str], input: &str) -> Output {
-        let mut child = Command::new(&self.monopod)
-            .arg("--data")
-            .arg(self.data())
-            .args(arguments)
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("monopod starts");
-        if let Some(mut stdin) = child.stdin.take() {
-            // A command that reads nothing closes its end early.
-            drop(stdin.write_all(input.as_bytes()));
-        }
-        let output = child.wait_with_output().expect("monopod ends");
-        Output {
-            success: output.status.success(),
-            code: output.status.code(),
-            out: String::from_utf8_lossy(&output.stdout).into_owned(),
-            err: String::from_utf8_lossy(&output.stderr).into_owned(),
-        }
+        let mut command = Command::new(&self.monopod);
+        command.arg("--data").arg(self.data()).args(arguments);
+        run(&mut command, input)
+    }
+}
+
+/// Runs a command to its end.
+pub(crate) fn run(command: &mut Command, input: &str) -> Output {
+    let mut child = command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the command starts");
+    if let Some(mut stdin) = child.stdin.take() {
+        // A command that reads nothing closes its end early.
+        drop(stdin.write_all(input.as_bytes()));
+    }
+    let output = child.wait_with_output().expect("the command ends");
+    Output {
+        success: output.status.success(),
+        code: output.status.code(),
+        out: String::from_utf8_lossy(&output.stdout).into_owned(),
+        err: String::from_utf8_lossy(&output.stderr).into_owned(),
     }
 }
 

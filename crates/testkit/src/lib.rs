@@ -9,14 +9,16 @@
 )]
 
 mod cluster;
+mod machine;
 mod process;
 mod registry;
 mod suite;
 
 pub use cluster::{Cluster, Output};
-pub use process::cpu_time;
+pub use machine::{Machine, Switch};
+pub use process::{cpu_time, kill, processes_with};
 pub use registry::Registry;
-pub use suite::{Check, run};
+pub use suite::{Check, number, run};
 
 use std::time::{Duration, Instant};
 

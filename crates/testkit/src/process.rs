@@ -1,4 +1,4 @@
-//! What processes use, from `/proc`.
+//! Processes: what they use, which there are, and their end.
 
 use std::time::Duration;
 
@@ -13,4 +13,36 @@ pub fn cpu_time(pid: i32) -> Option<Duration> {
     let mut fields = fields.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u32>().ok();
     Some(TICK * (ticks()? + ticks()?))
+}
+
+/// How many processes have a word in their command line, beside this one.
+///
+/// # Panics
+/// If there is no `/proc`.
+pub fn processes_with(word: &str) -> usize {
+    let own = std::process::id().to_string();
+    std::fs::read_dir("/proc")
+        .expect("proc")
+        .flatten()
+        .filter(|entry| {
+            entry
+                .file_name()
+                .to_str()
+                .is_some_and(|n| n != own && n.bytes().all(|b| b.is_ascii_digit()))
+        })
+        .filter(|entry| {
+            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+            String::from_utf8_lossy(&line).contains(word)
+        })
+        .count()
+}
+
+/// Kills a process.
+///
+/// # Panics
+/// If there is no such process.
+#[track_caller]
+pub fn kill(pid: i32) {
+    let pid = rustix::process::Pid::from_raw(pid).expect("not zero");
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
 }

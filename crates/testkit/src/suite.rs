@@ -7,10 +7,21 @@ use std::time::Instant;
 /// A check's name and what it does.
 pub type Check = (&'static str, fn(&Cluster));
 
+/// The number that tells a suite's cluster from others on this machine, of which `MONOPOD_TEST_CLUSTER`
+/// is the first; programs that may run at the same time have another `offset` each.
+pub fn number(offset: u8) -> u8 {
+    let first = std::env::var("MONOPOD_TEST_CLUSTER").ok();
+    first.and_then(|text| text.parse().ok()).unwrap_or(101) + offset
+}
+
 /// Brings up a cluster, runs the checks whose name contains one of the arguments, and removes the cluster.
 ///
 /// The last check gets the cluster itself, to end it. Gives whether all passed.
-pub fn run(number: u8, checks: &[Check], last: (&'static str, fn(Cluster))) -> bool {
+pub fn run(
+    up: impl FnOnce() -> Cluster,
+    checks: &[Check],
+    last: (&'static str, fn(Cluster)),
+) -> bool {
     let filters: Vec<String> = std::env::args()
         .skip(1)
         .filter(|argument| !argument.starts_with('-'))
@@ -26,7 +37,7 @@ pub fn run(number: u8, checks: &[Check], last: (&'static str, fn(Cluster))) -> b
         .filter(|(name, _)| filters.is_empty() || filters.iter().any(|part| name.contains(part)))
         .collect();
     println!("\nrunning {} tests", chosen.len() + 1);
-    let cluster = Cluster::up(number);
+    let cluster = up();
     let (mut passed, mut failed) = (0, Vec::new());
     let mut report = |name: &'static str, work: &mut dyn FnMut()| {
         let start = Instant::now();

@@ -32,12 +32,7 @@ pub async fn apply(client: &Client, layout: &Layout, settings: &Settings) -> any
             server_side_apply(client, &object).await?;
         }
     }
-    let host = HOST
-        .replace("NAMESPACE", &names::host_namespace(&settings.host_name))
-        .replace("HOST", &settings.host_name);
-    for object in documents(&host)? {
-        server_side_apply(client, &object).await?;
-    }
+    apply_host(client, &settings.host_name).await?;
     server_side_apply(client, &webhook(layout, settings)?).await?;
     for object in documents(DEFAULTS)? {
         create_if_missing(client, &with_settings(object, settings)?).await?;
@@ -46,6 +41,17 @@ pub async fn apply(client: &Client, layout: &Layout, settings: &Settings) -> any
         for object in documents(&coredns(settings))? {
             create_if_missing(client, &object).await?;
         }
+    }
+    Ok(())
+}
+
+/// Applies what a host needs before it comes.
+pub async fn apply_host(client: &Client, host: &str) -> anyhow::Result<()> {
+    let text = HOST
+        .replace("NAMESPACE", &names::host_namespace(host))
+        .replace("HOST", host);
+    for object in documents(&text)? {
+        server_side_apply(client, &object).await?;
     }
     Ok(())
 }

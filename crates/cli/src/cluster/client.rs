@@ -1,5 +1,6 @@
 //! Kubeconfigs of an embedded cluster, and clients made from them.
 
+use super::parts::HOST;
 use super::pki;
 use crate::settings::{Layout, Settings};
 use anyhow::Context;
@@ -12,35 +13,59 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
-/// Writes the kubeconfigs of all users.
+/// Writes the kubeconfigs of all users that this machine has.
 pub fn write_kubeconfigs(layout: &Layout, settings: &Settings) -> anyhow::Result<()> {
-    for (name, _, _) in pki::users(&settings.host_name) {
-        let config = kubeconfig(layout, &settings.api_url(), &name)?;
-        write(
-            &layout.kubeconfig(&name),
-            &serde_json::to_vec_pretty(&config)?,
-        )?;
+    let users = match settings.joined {
+        Some(_) => vec![HOST.to_owned()],
+        None => pki::users(&settings.host_name)
+            .into_iter()
+            .map(|(name, _, _)| name)
+            .collect(),
+    };
+    for name in users {
+        write_kubeconfig(layout, &name, &settings.server(), &name)?;
     }
-    Ok(())
+    // It is the host's own, and asks from within the VPC.
+    write_kubeconfig(layout, "kube-proxy", &settings.api_url(), HOST)
 }
 
-fn kubeconfig(layout: &Layout, server: &str, user: &str) -> anyhow::Result<Value> {
-    let dir = layout.pki();
-    let (certificate, key) = pki::files(&dir, user);
-    let encoded = |path: &Path| -> anyhow::Result<String> {
-        Ok(BASE64_STANDARD
-            .encode(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?))
-    };
+fn write_kubeconfig(layout: &Layout, file: &str, server: &str, user: &str) -> anyhow::Result<()> {
+    let (certificate, key) = pki::files(&layout.pki(), user);
+    let credentials = json!({
+        "client-certificate-data": encoded(&certificate)?, "client-key-data": encoded(&key)?,
+    });
+    let config = kubeconfig(layout, server, user, &credentials)?;
+    write(
+        &layout.kubeconfig(file),
+        &serde_json::to_vec_pretty(&config)?,
+    )
+}
+
+/// A kubeconfig of who has a bootstrap token.
+pub fn invited(layout: &Layout, server: &str, token: &str) -> anyhow::Result<Value> {
+    kubeconfig(layout, server, "invited", &json!({"token": token}))
+}
+
+fn kubeconfig(
+    layout: &Layout,
+    server: &str,
+    user: &str,
+    credentials: &Value,
+) -> anyhow::Result<Value> {
+    let authority = encoded(&pki::files(&layout.pki(), "ca").0)?;
     Ok(json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "monopod",
         "clusters": [{"name": "monopod", "cluster": {
-            "server": server, "certificate-authority-data": encoded(&pki::files(&dir, "ca").0)?,
+            "server": server, "certificate-authority-data": authority,
         }}],
-        "users": [{"name": user, "user": {
-            "client-certificate-data": encoded(&certificate)?, "client-key-data": encoded(&key)?,
-        }}],
+        "users": [{"name": user, "user": credentials}],
         "contexts": [{"name": "monopod", "context": {"cluster": "monopod", "user": user}}],
     }))
+}
+
+fn encoded(path: &Path) -> anyhow::Result<String> {
+    let bytes = fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(BASE64_STANDARD.encode(bytes))
 }
 
 /// Writes a file that only root reads; JSON is YAML, so every Kubernetes tool reads it.

@@ -58,15 +58,19 @@ pub fn controllers(layout: &Layout, settings: &Settings, programs: &Programs) ->
     vec![
         controller_manager(layout, settings, programs),
         scheduler(layout, settings, programs),
-        monopod(
-            "control",
-            LocalPort::ControlAdmin,
-            layout,
-            settings,
-            programs,
-        ),
-        monopod(HOST, LocalPort::HostAdmin, layout, settings, programs),
+        monopod("control", LocalPort::ControlAdmin, layout, programs),
+        host(layout, programs),
     ]
+}
+
+/// The one part of a machine that joined another's cluster, and the last of any other.
+pub fn host(layout: &Layout, programs: &Programs) -> Part {
+    let mut part = monopod(HOST, LocalPort::HostAdmin, layout, programs);
+    part.arguments.insert(1, "run".to_owned());
+    part.arguments.push(flag("guest", &programs.guest));
+    part.arguments
+        .push(flag("kubernetes", &programs.kubernetes));
+    part
 }
 
 fn etcd(layout: &Layout, settings: &Settings, programs: &Programs) -> Part {
@@ -136,6 +140,7 @@ fn apiserver(layout: &Layout, settings: &Settings, programs: &Programs) -> Part 
             &layout.data.join("admission.json"),
         ),
         "--anonymous-auth=false".to_owned(),
+        "--enable-bootstrap-token-auth".to_owned(),
         flag("kubelet-certificate-authority", &pair("ca").0),
         flag("kubelet-client-certificate", &pair("apiserver-kubelet").0),
         flag("kubelet-client-key", &pair("apiserver-kubelet").1),
@@ -190,7 +195,8 @@ fn controller_manager(layout: &Layout, settings: &Settings, programs: &Programs)
         format!("--service-cluster-ip-range={}", settings.service_cidr),
         // It would approve node certificates for whoever has an administrator's rights; control approves
         // them for the environment's host alone.
-        "--controllers=*,-certificatesigningrequest-approving-controller".to_owned(),
+        "--controllers=*,token-cleaner-controller,-certificatesigningrequest-approving-controller"
+            .to_owned(),
         "--use-service-account-credentials".to_owned(),
         "--leader-elect=false".to_owned(),
     ];
@@ -222,22 +228,11 @@ fn scheduler(layout: &Layout, settings: &Settings, programs: &Programs) -> Part 
 }
 
 /// One of Monopod's own processes, which reads everything else from the settings.
-fn monopod(
-    name: &'static str,
-    admin: LocalPort,
-    layout: &Layout,
-    _settings: &Settings,
-    programs: &Programs,
-) -> Part {
-    let mut arguments = vec![name.to_owned(), flag("data", &layout.data)];
-    if name == HOST {
-        arguments.push(flag("guest", &programs.guest));
-        arguments.push(flag("kubernetes", &programs.kubernetes));
-    }
+fn monopod(name: &'static str, admin: LocalPort, layout: &Layout, programs: &Programs) -> Part {
     Part {
         name,
         program: programs.monopod.clone(),
-        arguments,
+        arguments: vec![name.to_owned(), flag("data", &layout.data)],
         ready: Ready::Admin(admin),
         grace_seconds: 30,
     }

@@ -2,7 +2,8 @@
 //!
 //! Four authorities, so that no certificate opens a door that it was not made for: `ca` (users,
 //! nodes and the API server), `etcd-ca`, `front-proxy-ca` (aggregated APIs) and `webhook-ca`
-//! (the webhook, and the API server when it calls the webhook). What exists is kept.
+//! (the webhook, and the API server when it calls the webhook). What exists is kept, but for the
+//! API server's own certificate, as its addresses may change.
 
 use anyhow::Context;
 use monopod_api::labels;
@@ -45,6 +46,9 @@ const BOTH: &[ExtendedKeyUsagePurpose] = &[
 ];
 const LOOPBACK: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 
+/// The API server's own certificate.
+const API_SERVER: &str = "apiserver";
+
 /// Users that have a kubeconfig: the file's name, the user's name, its group.
 pub fn users(host: &str) -> Vec<(String, String, Option<&'static str>)> {
     vec![
@@ -61,11 +65,6 @@ pub fn users(host: &str) -> Vec<(String, String, Option<&'static str>)> {
         (
             "scheduler".to_owned(),
             "system:kube-scheduler".to_owned(),
-            None,
-        ),
-        (
-            "kube-proxy".to_owned(),
-            "system:kube-proxy".to_owned(),
             None,
         ),
         ("control".to_owned(), labels::CONTROL_USER.to_owned(), None),
@@ -86,9 +85,19 @@ pub fn ensure(dir: &Path, names: &Names) -> anyhow::Result<()> {
     }
     ensure_service_account_key(dir)?;
     for leaf in leaves(names) {
-        ensure_leaf(dir, &leaf)?;
+        let (certificate, key) = files(dir, leaf.file);
+        if leaf.file == API_SERVER || !certificate.exists() || !key.exists() {
+            make_leaf(dir, &leaf)?;
+        }
     }
     Ok(())
+}
+
+/// Keeps an authority's certificate, whose key is on another machine.
+pub fn keep_authority(dir: &Path, certificate: &str) -> anyhow::Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    fs::set_permissions(dir, fs::Permissions::from_mode(0o700))?;
+    write(&files(dir, "ca").0, certificate, 0o644)
 }
 
 fn leaves(names: &Names) -> Vec<Leaf<'static>> {
@@ -105,7 +114,7 @@ fn leaves(names: &Names) -> Vec<Leaf<'static>> {
     let full = format!("kubernetes.default.svc.{}", names.cluster_domain);
     vec![
         Leaf {
-            file: "apiserver",
+            file: API_SERVER,
             authority: "ca",
             common_name: "kube-apiserver".to_owned(),
             organization: None,
@@ -159,7 +168,6 @@ fn leaves(names: &Names) -> Vec<Leaf<'static>> {
                     "admin" => "admin",
                     "controller-manager" => "controller-manager",
                     "scheduler" => "scheduler",
-                    "kube-proxy" => "kube-proxy",
                     "control" => "control",
                     _host => "host",
                 },
@@ -211,11 +219,8 @@ pub fn authority_parameters(name: &str) -> CertificateParams {
     parameters
 }
 
-fn ensure_leaf(dir: &Path, leaf: &Leaf<'_>) -> anyhow::Result<()> {
+fn make_leaf(dir: &Path, leaf: &Leaf<'_>) -> anyhow::Result<()> {
     let (certificate, key_file) = files(dir, leaf.file);
-    if certificate.exists() && key_file.exists() {
-        return Ok(());
-    }
     let authority_key = fs::read_to_string(files(dir, leaf.authority).1)?;
     let authority_key =
         KeyPair::from_pem(&authority_key).context("authority's key is not readable")?;
@@ -263,7 +268,8 @@ fn ensure_service_account_key(dir: &Path) -> anyhow::Result<()> {
     write(&public, &key.public_key_pem(), 0o644)
 }
 
-fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
+/// Writes a file at once and whole.
+pub fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
     use std::io::Write;
     let partial = path.with_extension("partial");
     let mut file = fs::OpenOptions::new()

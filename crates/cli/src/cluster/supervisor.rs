@@ -6,12 +6,13 @@
 
 use super::parts::{self, Part, Programs, Ready};
 use super::{bootstrap, client, pki};
-use crate::settings::{Layout, LocalPort, Settings};
+use crate::settings::{Joined, Layout, LocalPort, Settings};
 use anyhow::Context;
+use monopod_host::network::{Api, Underlay, Vpc};
 use rustix::process::{Pid, Signal};
 use serde::{Deserialize, Serialize};
 use std::fs;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -103,6 +104,10 @@ impl Supervisor {
             .await
             .context("cannot set up the VPC's network namespace")?;
         self.done(started);
+        if self.settings.joined.is_some() {
+            let host = parts::host(&self.layout, &self.programs);
+            return self.start(host, shutdown).await;
+        }
         for part in parts::api(&self.layout, &self.settings, &self.programs) {
             self.start(part, shutdown).await?;
         }
@@ -120,12 +125,20 @@ impl Supervisor {
     }
 
     fn keys(&self) -> anyhow::Result<()> {
+        if self.settings.joined.is_some() {
+            return client::write_kubeconfigs(&self.layout, &self.settings);
+        }
+        let api_addresses = [
+            self.settings.api_address(),
+            self.settings.kubernetes_service(),
+            Ipv4Addr::LOCALHOST,
+        ];
         let names = pki::Names {
-            api_addresses: vec![
-                IpAddr::V4(self.settings.api_address()),
-                IpAddr::V4(self.settings.kubernetes_service()),
-                IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
-            ],
+            api_addresses: api_addresses
+                .into_iter()
+                .chain(self.settings.host.underlay)
+                .map(IpAddr::V4)
+                .collect(),
             cluster_domain: self.settings.cluster_domain.clone(),
             host: self.settings.host_name.clone(),
         };
@@ -286,11 +299,22 @@ impl Supervisor {
 }
 
 /// The VPC of this machine.
-pub fn network(settings: &Settings) -> monopod_host::network::Vpc {
-    monopod_host::network::Vpc {
+pub fn network(settings: &Settings) -> Vpc {
+    let address = settings.api_address();
+    Vpc {
         name: settings.name.clone(),
-        host_address: settings.api_address(),
-        inner_address: settings.vpc_address(),
+        api: match settings.joined {
+            Some(Joined { machine }) => Api::Through { address, machine },
+            None => Api::Link {
+                address,
+                inner: settings.vpc_address(),
+            },
+        },
+        api_port: settings.api_port,
+        underlay: settings.host.underlay.map(|address| Underlay {
+            address,
+            network: settings.network,
+        }),
         cidr: settings.vpc_cidr,
         services: settings.service_cidr,
     }

@@ -59,7 +59,7 @@ enum Command {
     Profile(profile::Profile),
     /// Run the control process (the supervisor does)
     Control(control::Control),
-    /// Run the host process (the supervisor does)
+    /// Add machines to the cluster
     Host(host::Host),
     /// Keep the parts running (`up` starts it)
     #[command(hide = true)]
@@ -76,10 +76,12 @@ enum Command {
 /// Runs the command that the arguments name.
 pub fn main() -> ExitCode {
     let Arguments { data, command } = Arguments::parse();
-    if !matches!(
-        command,
-        Command::Control(_) | Command::Host(_) | Command::Supervise
-    ) {
+    let server = match &command {
+        Command::Control(_) | Command::Supervise => true,
+        Command::Host(host) => host.is_server(),
+        _command => false,
+    };
+    if !server {
         end_with_reader();
     }
     match run(&Layout::new(&data), command) {
@@ -132,7 +134,7 @@ fn run(layout: &Layout, command: Command) -> anyhow::Result<ExitCode> {
         Command::Size(size) => size.run(),
         Command::Profile(profile) => single(profile.run(layout)),
         Command::Control(control) => several(control.run(layout)),
-        Command::Host(host) => several(host.run(layout)),
+        Command::Host(host) => host.run(layout),
     }
 }
 

@@ -1,7 +1,7 @@
 //! `monopod status`: parts, hosts and environments at a glance.
 
 use super::up::{read_progress, running};
-use crate::cluster::{client, supervisor};
+use crate::cluster::{client, parts, supervisor};
 use crate::settings::Layout;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -116,7 +116,9 @@ async fn report(layout: &Layout) -> anyhow::Result<Report> {
             restarts: phase.restarts,
         });
     }
-    let list = objects(layout, &mut report);
+    // A machine that joined has no administrator's rights.
+    let user = settings.joined.map_or("admin", |_joined| parts::HOST);
+    let list = objects(layout, user, &mut report);
     tokio::time::timeout(PATIENCE, list)
         .await
         .context("the API server does not answer; see logs/kube-apiserver.log and logs/etcd.log in the data directory")??;
@@ -124,9 +126,9 @@ async fn report(layout: &Layout) -> anyhow::Result<Report> {
 }
 
 /// Adds what the API server knows.
-async fn objects(layout: &Layout, report: &mut Report) -> anyhow::Result<()> {
-    let admin = client::connect(&layout.kubeconfig("admin")).await?;
-    let hosts: Api<Host> = Api::all(admin.clone());
+async fn objects(layout: &Layout, user: &str, report: &mut Report) -> anyhow::Result<()> {
+    let client = client::connect(&layout.kubeconfig(user)).await?;
+    let hosts: Api<Host> = Api::all(client.clone());
     for host in hosts.list(&ListParams::default()).await? {
         let status = host.status.clone().unwrap_or_default();
         report.hosts.push(HostLine {
@@ -141,7 +143,7 @@ async fn objects(layout: &Layout, report: &mut Report) -> anyhow::Result<()> {
             images: status.images.len(),
         });
     }
-    let environments: Api<Environment> = Api::all(admin);
+    let environments: Api<Environment> = Api::all(client);
     let now = Timestamp::now();
     for environment in environments.list(&ListParams::default()).await? {
         let status = environment.status.clone().unwrap_or_default();

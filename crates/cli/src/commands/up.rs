@@ -1,6 +1,7 @@
 //! `monopod up`: starts the supervisor if it does not run, and waits until everything is ready.
 
 use super::supervise::{claim_name, programs};
+use crate::cluster::parts::Programs;
 use crate::cluster::supervisor::{Phase, Progress};
 use crate::settings::{HostSettings, Layout, Settings};
 use anyhow::Context;
@@ -30,32 +31,44 @@ impl Up {
             foreground,
         } = self;
         settings.check()?;
-        if let Some(file) = &mut settings.host.registries {
-            // The host process has another working directory.
-            *file = file.canonicalize()?;
-        }
+        settings.host = settings.host.with_absolute_paths()?;
         let programs = programs()?;
         let settings = settle(layout, settings)?;
-        // Before the cluster, whose first pods need one of them.
-        super::image::load_built_in(layout, &programs)?;
-        if foreground {
-            return super::supervise::run(layout).await;
-        }
-        if running(layout)? {
-            println!(
-                "The cluster in {} is running already.",
-                layout.data.display()
-            );
-        } else {
-            println!("Starting the cluster in {}.", layout.data.display());
-            clear(layout)?;
-            drop(claim_name(&settings.name, layout)?);
-            start_supervisor(layout, &programs.monopod)?;
-        }
-        follow(layout).await?;
-        println!("Ready. Try: monopod kubectl get nodes,pods -A");
-        Ok(ExitCode::SUCCESS)
+        start(layout, &settings, &programs, foreground).await
     }
+}
+
+/// Starts what the settings say, unless it runs already, and waits until it is ready.
+pub(super) async fn start(
+    layout: &Layout,
+    settings: &Settings,
+    programs: &Programs,
+    foreground: bool,
+) -> anyhow::Result<ExitCode> {
+    // Before the cluster, whose first pods need one of them.
+    super::image::load_built_in(layout, programs)?;
+    if foreground {
+        return super::supervise::run(layout).await;
+    }
+    let (what, hint) = match settings.joined {
+        Some(_) => (
+            "host",
+            "Try on the cluster's machine: monopod kubectl get hosts",
+        ),
+        None => ("cluster", "Try: monopod kubectl get nodes,pods -A"),
+    };
+    let data = layout.data.display();
+    if running(layout)? {
+        println!("The {what} in {data} is running already.");
+    } else {
+        println!("Starting the {what} in {data}.");
+        clear(layout)?;
+        drop(claim_name(&settings.name, layout)?);
+        start_supervisor(layout, &programs.monopod)?;
+    }
+    follow(layout).await?;
+    println!("Ready. {hint}");
+    Ok(ExitCode::SUCCESS)
 }
 
 #[derive(Parser)]
@@ -75,20 +88,26 @@ fn settle(layout: &Layout, wanted: Settings) -> anyhow::Result<Settings> {
     let host = if wanted.host == HostSettings::default() {
         stored.host.clone()
     } else {
-        wanted.host.clone()
+        HostSettings {
+            underlay: wanted.host.underlay.or(stored.host.underlay),
+            ..wanted.host.clone()
+        }
     };
-    let with = |host: &HostSettings, settings: &Settings| Settings {
+    // What no flag says is as it was.
+    let settled = |settings: &Settings| Settings {
         host: host.clone(),
+        network: stored.network,
+        joined: stored.joined,
         ..settings.clone()
     };
-    let same = with(&host, &wanted) == with(&host, &stored);
-    if !same && with(&host, &wanted) != with(&host, &defaults) {
+    let same = settled(&wanted) == settled(&stored);
+    if !same && settled(&wanted) != settled(&defaults) {
         anyhow::bail!(
             "the cluster in {} was made with other settings; leave the flags out, choose another --data, or remove it with `monopod down --purge`",
             layout.data.display()
         );
     }
-    let settled = with(&host, &stored);
+    let settled = settled(&stored);
     if settled != stored {
         layout.write_settings(&settled)?;
         if running(layout)? {

@@ -45,6 +45,7 @@ impl Cluster {
             spec: HostSpec {
                 region: "local-1".to_owned(),
                 zone: "local-1a".to_owned(),
+                address: None,
                 memory_mib: 4096,
                 cpu_millis: 4000,
                 unschedulable: false,

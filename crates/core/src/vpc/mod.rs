@@ -8,6 +8,7 @@
 //! Everything that is not allowed is denied: an unknown group has no rules and no members.
 
 mod ruleset;
+mod underlay;
 
 #[cfg(test)]
 mod tests;
@@ -18,6 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
 
 pub use ruleset::compile;
+pub use underlay::{Remote, remote};
 
 /// Groups that an interface can carry (EC2's default quota; also the CRD's limit).
 pub const MAX_GROUPS: usize = 5;
@@ -47,6 +49,8 @@ pub struct Policy {
     pub members: BTreeMap<String, BTreeSet<Ipv4Addr>>,
     /// Device of the link to the API server, its address and its port: all that pods reach over it.
     pub api: Option<ApiLink>,
+    /// The way to other hosts, if this one may have such.
+    pub underlay: Option<UnderlayLink>,
 }
 
 /// The link to the API server.
@@ -60,6 +64,19 @@ pub struct ApiLink {
     pub port: u16,
     /// The link's address in the VPC's namespace.
     pub inner: Ipv4Addr,
+}
+
+/// The way to the pods of other hosts, and to the API server where there is no link to it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UnderlayLink {
+    /// Name of the device in the VPC's namespace.
+    pub device: String,
+    /// This machine's address.
+    pub own: Ipv4Addr,
+    /// Address of the API server, from which nodes are called.
+    pub api: Ipv4Addr,
+    /// Addresses of the other machines.
+    pub machines: BTreeSet<Ipv4Addr>,
 }
 
 /// Name of an interface's device on its host: 11 of the 15 characters that Linux allows.

@@ -1,6 +1,6 @@
 //! The text of a ruleset, for `nft -f`.
 
-use super::{DEVICE_PREFIX, MAX_GROUPS, Policy, device, ranges};
+use super::{DEVICE_PREFIX, MAX_GROUPS, Policy, UnderlayLink, device, ranges};
 use monopod_api::network::{Protocol, SecurityGroupRule};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -202,16 +202,15 @@ fn hooks(text: &mut String, policy: &Policy, generation: u32) {
         }
         line(text, 1, "}");
     };
-    section(
-        text,
-        "antispoof",
-        "prerouting priority raw",
-        &[
-            format!("{pods} meta nfproto ipv6 counter drop"),
-            format!("{pods} iifname . ether saddr . ip saddr != @spoof counter drop"),
-            format!("{pods} ip daddr 169.254.0.0/16 counter drop"),
-        ],
-    );
+    let mut antispoof = vec![
+        format!("{pods} meta nfproto ipv6 counter drop"),
+        format!("{pods} iifname . ether saddr . ip saddr != @spoof counter drop"),
+        format!("{pods} ip daddr 169.254.0.0/16 counter drop"),
+    ];
+    if let Some(UnderlayLink { device, .. }) = &policy.underlay {
+        antispoof.push(format!("iifname \"{device}\" ip saddr @local counter drop"));
+    }
+    section(text, "antispoof", "prerouting priority raw", &antispoof);
     let judge = |direction: Direction, address: &str| -> Vec<String> {
         let suffix = direction.suffix();
         (0..MAX_GROUPS)
@@ -252,38 +251,63 @@ fn hooks(text: &mut String, policy: &Policy, generation: u32) {
                 format!("{link} counter drop"),
             ],
         );
-        // A pod that reaches itself by a service must not see its own address as the sender. kube-proxy
-        // does this only for endpoints on a node of its own name, and a host has none.
-        line(text, 1, "chain hairpin {");
-        line(
-            text,
-            2,
-            "type nat hook postrouting priority srcnat; policy accept",
-        );
-        let inner = api.inner;
-        line(
-            text,
-            2,
-            &format!("ct status dnat ip saddr . ip daddr @self snat ip to {inner}"),
-        );
-        line(text, 1, "}");
     }
+    translations(text, policy);
     section(
         text,
         "judged",
         "forward priority filter + 3",
         &[format!("ct mark != {mark} ct mark set {mark}")],
     );
-    section(
+    let mut router = vec![
+        format!("{pods} ct state established,related accept"),
+        format!("{pods} ip protocol icmp accept"),
+        format!("{pods} counter drop"),
+    ];
+    if let Some(UnderlayLink { device, api, .. }) = &policy.underlay {
+        // The API server asks for the logs of pods that ended here; nobody else has business here.
+        let from = format!("iifname \"{device}\"");
+        router.extend([
+            format!("{from} ct state established,related accept"),
+            format!("{from} ip saddr {api} accept"),
+            format!("{from} counter drop"),
+        ]);
+    }
+    section(text, "router", "input priority filter", &router);
+}
+
+/// Source addresses that must not be seen by whom a packet reaches.
+fn translations(text: &mut String, policy: &Policy) {
+    let (api, underlay) = (policy.api.as_ref(), policy.underlay.as_ref());
+    let Some(own) = api.map(|a| a.inner).or_else(|| underlay.map(|u| u.own)) else {
+        return;
+    };
+    line(text, 1, "chain hairpin {");
+    line(
         text,
-        "router",
-        "input priority filter",
-        &[
-            format!("{pods} ct state established,related accept"),
-            format!("{pods} ip protocol icmp accept"),
-            format!("{pods} counter drop"),
-        ],
+        2,
+        "type nat hook postrouting priority srcnat; policy accept",
     );
+    // A pod that reaches itself by a service must not see its own address as the sender. kube-proxy
+    // does this only for endpoints on a node of its own name, and a host has none.
+    line(
+        text,
+        2,
+        &format!("ct status dnat ip saddr . ip daddr @self snat ip to {own}"),
+    );
+    if let (Some(api), Some(underlay)) = (api, underlay)
+        && !underlay.machines.is_empty()
+    {
+        // The kube-proxy of another host; the machine would answer it past the VPC.
+        let machines: Vec<String> = underlay.machines.iter().map(ToString::to_string).collect();
+        let (device, machines) = (&api.device, machines.join(", "));
+        line(
+            text,
+            2,
+            &format!("oifname \"{device}\" ip saddr {{ {machines} }} snat ip to {own}"),
+        );
+    }
+    line(text, 1, "}");
 }
 
 fn line(text: &mut String, depth: usize, content: &str) {

@@ -62,6 +62,12 @@ fn example() -> Policy {
             port: 6443,
             inner: Ipv4Addr::new(100, 64, 0, 2),
         }),
+        underlay: Some(UnderlayLink {
+            device: "vx0".to_owned(),
+            own: Ipv4Addr::new(192, 0, 2, 1),
+            api: Ipv4Addr::new(100, 64, 0, 1),
+            machines: [Ipv4Addr::new(192, 0, 2, 2)].into(),
+        }),
     }
 }
 
@@ -135,6 +141,7 @@ fn any_policy() -> impl Strategy<Value = Policy> {
             groups,
             members,
             api: None,
+            underlay: None,
         }
     })
 }

@@ -4,6 +4,7 @@
 //!  machine                      namespace <name>-vpc
 //!  <name>-api 100.64.0.1/30 ─── api0 100.64.0.2/30      routes, security groups
 //!  10.0.0.0/16 via 100.64.0.2   eni0a000117 (tap) ─── VM, 10.0.1.23/32
+//!                               vx0 ─── the VPC's namespaces of other machines
 //!                               vm-1f2e00002a (tap) ─ VM that belongs to no environment yet
 //! ```
 //!
@@ -15,9 +16,11 @@ mod links;
 mod local;
 mod namespace;
 mod tap;
+mod underlay;
 
 pub use firewall::Firewall;
 pub use local::{claim, disclaim, listen};
+pub use underlay::{Peers, UNDERLAY_DEVICE, Underlay};
 
 use command::{batch, run};
 use ipnet::Ipv4Net;
@@ -40,14 +43,51 @@ pub const MTU: u32 = 1450;
 pub struct Vpc {
     /// Prefix of what is made on the machine; at most seven characters.
     pub name: String,
-    /// The machine's end of the link: the API server's address.
-    pub host_address: Ipv4Addr,
-    /// The VPC's end of the link.
-    pub inner_address: Ipv4Addr,
+    /// The way to the API server.
+    pub api: Api,
+    /// The API server's TCP port.
+    pub api_port: u16,
+    /// This machine among others of the VPC; none if it stands alone.
+    pub underlay: Option<Underlay>,
     /// Addresses of all pods.
     pub cidr: Ipv4Net,
     /// Addresses of all services.
     pub services: Ipv4Net,
+}
+
+/// The way from the VPC to the API server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Api {
+    /// It is on this machine.
+    Link {
+        /// The machine's end of the link: the API server's address.
+        address: Ipv4Addr,
+        /// The VPC's end of the link.
+        inner: Ipv4Addr,
+    },
+    /// It is on another machine, whose VPC has the link.
+    Through {
+        /// The API server's address on its link.
+        address: Ipv4Addr,
+        /// That machine's address.
+        machine: Ipv4Addr,
+    },
+}
+
+impl Api {
+    /// The API server's address, as pods reach it.
+    pub fn address(self) -> Ipv4Addr {
+        let (Self::Link { address, .. } | Self::Through { address, .. }) = self;
+        address
+    }
+
+    /// The machine through which it is reached.
+    pub fn through(self) -> Option<Ipv4Addr> {
+        match self {
+            Self::Link { .. } => None,
+            Self::Through { machine, .. } => Some(machine),
+        }
+    }
 }
 
 impl Vpc {
@@ -58,6 +98,11 @@ impl Vpc {
 
     pub(crate) fn namespace_path(&self) -> PathBuf {
         PathBuf::from("/run/netns").join(self.namespace())
+    }
+
+    /// Name of the nftables table on the machine.
+    fn table(&self) -> String {
+        format!("monopod-{}", self.name)
     }
 
     /// Name of the link's device on the machine.
@@ -100,13 +145,33 @@ pub enum NetworkError {
     Thread,
 }
 
-/// Makes the namespace and the link, as far as they are missing.
+/// Makes the namespace, the link and the way to other hosts, as far as they are missing.
 pub async fn ensure(vpc: &Vpc) -> Result<(), NetworkError> {
-    let (namespace, device) = (vpc.namespace(), vpc.host_device());
+    let namespace = vpc.namespace();
     if !vpc.namespace_path().exists() {
         run("ip", &["netns", "add", &namespace], "").await?;
     }
-    if !PathBuf::from("/sys/class/net").join(&device).exists() {
+    batch(
+        Some(&namespace),
+        &format!("link set lo up\nroute replace unreachable {}\n", vpc.cidr),
+    )
+    .await?;
+    if let Api::Link { address, inner } = vpc.api {
+        link(vpc, address, inner).await?;
+    }
+    if let Some(underlay) = &vpc.underlay {
+        underlay::ensure(vpc, underlay).await?;
+        if let Api::Link { address, .. } = vpc.api {
+            publish(vpc, underlay.address, address).await?;
+        }
+    }
+    settings(vpc).await
+}
+
+/// Makes the link to the API server on this machine.
+async fn link(vpc: &Vpc, host: Ipv4Addr, inside: Ipv4Addr) -> Result<(), NetworkError> {
+    let (namespace, device) = (vpc.namespace(), vpc.host_device());
+    if !has_link(&device).await? {
         run(
             "ip",
             &[
@@ -117,7 +182,6 @@ pub async fn ensure(vpc: &Vpc) -> Result<(), NetworkError> {
         )
         .await?;
     }
-    let (host, inside) = (vpc.host_address, vpc.inner_address);
     batch(
         None,
         &format!(
@@ -130,12 +194,38 @@ pub async fn ensure(vpc: &Vpc) -> Result<(), NetworkError> {
         Some(&namespace),
         &format!(
             // A service's address needs a route, or kube-proxy's refusals are not reached; the link's rules let none pass.
-            "link set lo up\naddress replace {inside}/30 dev {API_DEVICE}\nlink set {API_DEVICE} up\n\
-             route replace unreachable {}\nroute replace {} via {host} dev {API_DEVICE}\n",
-            vpc.cidr, vpc.services
+            "address replace {inside}/30 dev {API_DEVICE}\nlink set {API_DEVICE} up\nroute replace {} via {host} dev {API_DEVICE}\n",
+            vpc.services
         ),
     )
-    .await?;
+    .await
+}
+
+/// Lets other hosts reach the API server at this machine's address; it listens at one of its own only.
+async fn publish(vpc: &Vpc, machine: Ipv4Addr, api: Ipv4Addr) -> Result<(), NetworkError> {
+    let (table, port) = (vpc.table(), vpc.api_port);
+    let mut rules = format!("table ip {table}\ndelete table ip {table}\ntable ip {table} {{\n");
+    // From other machines, and from this one.
+    for hook in ["prerouting", "output"] {
+        let chain = format!(
+            "chain {hook} {{\ntype nat hook {hook} priority -100\nip daddr {machine} tcp dport {port} dnat to {api}:{port}\n}}\n"
+        );
+        rules.push_str(&chain);
+    }
+    rules.push_str("}\n");
+    run("nft", &["-f", "-"], &rules).await
+}
+
+/// Whether the machine has a link of this name. Not by `/sys`, which may show another namespace's.
+async fn has_link(name: &str) -> Result<bool, NetworkError> {
+    let listed = command::output("ip", &["-brief", "link", "show"], "").await?;
+    Ok(listed
+        .lines()
+        .any(|line| line.split([' ', '@']).next() == Some(name)))
+}
+
+/// Sets how the namespace treats packets.
+async fn settings(vpc: &Vpc) -> Result<(), NetworkError> {
     let settings = [
         "net.ipv4.ip_forward=1",
         "net.ipv4.conf.all.rp_filter=0",
@@ -238,12 +328,19 @@ pub async fn plugged(vpc: &Vpc) -> Result<Vec<Ipv4Addr>, NetworkError> {
         .collect())
 }
 
-/// Removes the namespace with everything in it, and the link. It is fine if there is none.
+/// Removes the namespace with everything in it, the link and the table. It is fine if there is none.
 pub async fn remove(vpc: &Vpc) -> Result<(), NetworkError> {
-    if PathBuf::from("/sys/class/net")
-        .join(vpc.host_device())
-        .exists()
-    {
+    if vpc.underlay.is_some() {
+        // Made empty first, so that there is one to delete.
+        let table = vpc.table();
+        run(
+            "nft",
+            &["-f", "-"],
+            &format!("table ip {table}\ndelete table ip {table}\n"),
+        )
+        .await?;
+    }
+    if has_link(&vpc.host_device()).await? {
         run("ip", &["link", "delete", &vpc.host_device()], "").await?;
     }
     if vpc.namespace_path().exists() {

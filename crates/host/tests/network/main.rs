@@ -1,195 +1,14 @@
-//! The VPC's data plane in network namespaces of its own; pods are namespaces behind veth pairs
-//! that have the names of taps.
+//! The VPC's data plane in network namespaces of its own.
 
-use monopod_api::names;
-use monopod_api::network::{Protocol, SecurityGroupRule, SecurityGroupSpec};
-use monopod_core::vpc::{ApiLink, LocalInterface, Policy, device};
-use monopod_host::network::{self, API_DEVICE, Firewall, Interface, ROUTER_MAC, Vpc};
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+mod fixture;
+mod two_machines;
+
+use fixture::{Fixture, PATIENCE, denied, sh, tcp};
+use monopod_api::network::SecurityGroupSpec;
+use monopod_host::network::{self, Firewall, Interface};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
-use std::os::fd::AsFd;
-use std::process::Command;
-use std::sync::atomic::{AtomicU8, Ordering};
 use std::time::{Duration, Instant};
-
-/// Long enough for a handshake on a busy machine, short enough to wait for its absence.
-const PATIENCE: Duration = Duration::from_millis(700);
-static NEXT: AtomicU8 = AtomicU8::new(0);
-
-struct Pod {
-    namespace: String,
-    address: Ipv4Addr,
-}
-
-/// A VPC that is removed at the end, also of a failed test.
-struct Fixture {
-    vpc: Vpc,
-    pods: Vec<Pod>,
-    runtime: tokio::runtime::Runtime,
-}
-
-fn sh(script: &str) {
-    let output = Command::new("sh")
-        .args(["-ec", script])
-        .output()
-        .expect("sh runs");
-    assert!(
-        output.status.success(),
-        "{script}\n{}",
-        String::from_utf8_lossy(&output.stderr)
-    );
-}
-
-impl Fixture {
-    fn new() -> Self {
-        let number = NEXT.fetch_add(1, Ordering::SeqCst);
-        let tag = std::process::id() % 1000;
-        let link = u32::from(Ipv4Addr::new(100, 64, 100, 0)) + 4 * u32::from(number);
-        let vpc = Vpc {
-            name: format!("t{tag}{number}"),
-            host_address: Ipv4Addr::from(link + 1),
-            inner_address: Ipv4Addr::from(link + 2),
-            services: "10.96.0.0/16".parse().expect("a range"),
-            cidr: format!("10.{}.0.0/16", 100 + number)
-                .parse()
-                .expect("valid"),
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread()
-            .enable_all()
-            .build()
-            .expect("a runtime");
-        runtime
-            .block_on(network::ensure(&vpc))
-            .expect("the VPC is made");
-        // Twice, as after a restart of the host process.
-        runtime
-            .block_on(network::ensure(&vpc))
-            .expect("the VPC is found");
-        Self {
-            vpc,
-            pods: Vec::new(),
-            runtime,
-        }
-    }
-
-    fn address(&self, last: u8) -> Ipv4Addr {
-        let [a, b, ..] = self.vpc.cidr.network().octets();
-        Ipv4Addr::new(a, b, 1, last)
-    }
-
-    fn pod(&mut self, last: u8) {
-        let address = self.address(last);
-        let (vpc, mac, device) = (self.vpc.namespace(), names::mac(address), device(address));
-        let router = names::hardware_address(ROUTER_MAC);
-        let (namespace, gateway) = (format!("{}-p{last}", self.vpc.name), self.address(1));
-        sh(&format!(
-            "ip netns add {namespace}
-             ip -n {vpc} link add {device} address {router} type veth peer name eth0 netns {namespace} address {mac}
-             ip -n {vpc} link set {device} up
-             ip -n {vpc} address replace {gateway}/32 dev lo
-             ip -n {vpc} route replace {address}/32 dev {device} src {gateway}
-             ip -n {vpc} neighbour replace {address} lladdr {mac} dev {device} nud permanent
-             ip -n {namespace} link set lo up
-             ip -n {namespace} link set eth0 up
-             ip -n {namespace} address add {address}/32 dev eth0
-             ip -n {namespace} route add {gateway}/32 dev eth0
-             ip -n {namespace} neighbour replace {gateway} lladdr {router} dev eth0 nud permanent
-             ip -n {namespace} route add default via {gateway} dev eth0"
-        ));
-        self.pods.push(Pod { namespace, address });
-    }
-
-    /// Runs in a pod's namespace, on a thread of its own.
-    fn within<T: Send + 'static>(
-        &self,
-        pod: usize,
-        work: impl FnOnce() -> T + Send + 'static,
-    ) -> T {
-        let path = format!("/run/netns/{}", self.pods[pod].namespace);
-        std::thread::spawn(move || {
-            let file = std::fs::File::open(path).expect("the namespace exists");
-            move_into_link_name_space(file.as_fd(), Some(LinkNameSpaceType::Network))
-                .expect("entered");
-            work()
-        })
-        .join()
-        .expect("the thread ends")
-    }
-
-    fn listen(&self, pod: usize, port: u16) -> TcpListener {
-        let address = self.pods[pod].address;
-        self.within(pod, move || {
-            TcpListener::bind((address, port)).expect("listens")
-        })
-    }
-
-    fn connect(&self, from: usize, to: Ipv4Addr, port: u16) -> std::io::Result<TcpStream> {
-        self.within(from, move || {
-            TcpStream::connect_timeout(&SocketAddr::from((to, port)), PATIENCE)
-        })
-    }
-
-    fn policy(&self, groups: &[(&str, SecurityGroupSpec)], carried: &[&[&str]]) -> Policy {
-        let mut policy = Policy {
-            groups: groups
-                .iter()
-                .map(|(name, spec)| ((*name).to_owned(), spec.clone()))
-                .collect(),
-            api: Some(ApiLink {
-                device: API_DEVICE.to_owned(),
-                address: self.vpc.host_address,
-                port: 6443,
-                inner: self.vpc.inner_address,
-            }),
-            ..Default::default()
-        };
-        for (pod, names) in self.pods.iter().zip(carried) {
-            let groups: Vec<String> = names.iter().map(|n| (*n).to_owned()).collect();
-            for group in &groups {
-                policy
-                    .members
-                    .entry(group.clone())
-                    .or_default()
-                    .insert(pod.address);
-            }
-            policy.local.insert(LocalInterface {
-                address: pod.address,
-                mac: names::mac(pod.address),
-                groups,
-            });
-        }
-        policy
-    }
-}
-
-impl Drop for Fixture {
-    fn drop(&mut self) {
-        for pod in &self.pods {
-            let _removed = Command::new("ip")
-                .args(["netns", "delete", &pod.namespace])
-                .status();
-        }
-        let removed = self.runtime.block_on(network::remove(&self.vpc));
-        if !std::thread::panicking() {
-            removed.expect("the VPC is removed");
-        }
-    }
-}
-
-fn tcp(port: u16, cidrs: &[&str], groups: &[&str]) -> SecurityGroupRule {
-    SecurityGroupRule {
-        protocol: Protocol::Tcp,
-        from_port: Some(port),
-        to_port: Some(port),
-        cidrs: cidrs.iter().map(|c| (*c).to_owned()).collect(),
-        groups: groups.iter().map(|g| (*g).to_owned()).collect(),
-    }
-}
-
-fn denied(result: std::io::Result<TcpStream>) -> bool {
-    result.is_err_and(|error| matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::WouldBlock))
-}
 
 #[test]
 fn security_groups_allow_what_they_say_and_nothing_else() {
@@ -201,7 +20,11 @@ fn security_groups_allow_what_they_say_and_nothing_else() {
         ..Default::default()
     };
     let web = SecurityGroupSpec {
-        ingress: vec![tcp(80, &[&format!("{}/32", fixture.vpc.host_address)], &[])],
+        ingress: vec![tcp(
+            80,
+            &[&format!("{}/32", fixture.vpc.api.address())],
+            &[],
+        )],
         egress: Some(vec![tcp(5432, &["10.0.0.0/8"], &[])]),
         ..Default::default()
     };
@@ -368,7 +191,7 @@ fn pods_reach_only_the_api_servers_port_of_the_machine_and_cannot_spoof() {
         .runtime
         .block_on(firewall.load(policy))
         .expect("loads");
-    let machine = fixture.vpc.host_address;
+    let machine = fixture.vpc.api.address();
     let _servers = [
         TcpListener::bind((machine, 6443)).expect("listens"),
         TcpListener::bind((machine, 6444)).expect("listens"),

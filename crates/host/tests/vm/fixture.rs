@@ -3,7 +3,7 @@
 use monopod_api::size::Size;
 use monopod_host::hypervisor::qemu::{Qemu, QemuConfig};
 use monopod_host::hypervisor::{Events, Hypervisor, Vm, VmEvent, VmSpec};
-use monopod_host::network::{Interface, Vpc};
+use monopod_host::network::{Api, Interface, Vpc};
 use monopod_wire::{Go, PodIdentity, Task};
 use rand::RngCore;
 use std::fs::Permissions;
@@ -186,8 +186,12 @@ impl Network {
     pub(crate) async fn new(number: u8) -> Self {
         let vpc = Vpc {
             name: format!("vt{number}"),
-            host_address: Ipv4Addr::new(100, 65, number, 1),
-            inner_address: Ipv4Addr::new(100, 65, number, 2),
+            api: Api::Link {
+                address: Ipv4Addr::new(100, 65, number, 1),
+                inner: Ipv4Addr::new(100, 65, number, 2),
+            },
+            underlay: None,
+            api_port: 6443,
             cidr: format!("10.213.{number}.0/24").parse().unwrap(),
             services: "10.96.0.0/16".parse().unwrap(),
         };

@@ -1,5 +1,5 @@
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, wait};
+use monopod_testkit::{Cluster, kill, processes_with, wait};
 use serde_json::{Value, json};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -91,25 +91,6 @@ pub(crate) fn leftovers(cluster: &Cluster, environment: &Value) -> Vec<String> {
     left
 }
 
-/// How many processes have this word in their command line.
-pub(crate) fn processes_with(word: &str) -> usize {
-    let own = std::process::id().to_string();
-    std::fs::read_dir("/proc")
-        .expect("proc")
-        .flatten()
-        .filter(|entry| {
-            entry
-                .file_name()
-                .to_str()
-                .is_some_and(|n| n != own && n.bytes().all(|b| b.is_ascii_digit()))
-        })
-        .filter(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(word)
-        })
-        .count()
-}
-
 pub(crate) fn gone(cluster: &Cluster, environment: &Value, limit: Duration) {
     wait("everything of the pod is gone", limit, || {
         let left = leftovers(cluster, environment);
@@ -138,11 +119,6 @@ pub(crate) fn part(cluster: &Cluster, name: &str) -> (i32, u64) {
         .and_then(|p| i32::try_from(p).ok())
         .expect("a process id");
     (pid, part["restarts"].as_u64().unwrap_or(0))
-}
-
-pub(crate) fn kill(pid: i32) {
-    let pid = rustix::process::Pid::from_raw(pid).expect("not zero");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
 }
 
 /// Waits until a part was started again and is ready; a host first finds out what runs its VMs.

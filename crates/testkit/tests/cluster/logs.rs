@@ -163,7 +163,7 @@ pub(crate) fn finished(cluster: &Cluster) {
     assert!(!exec.success, "nothing can be executed");
 
     let (pid, restarts) = lifecycle::part(cluster, "host");
-    lifecycle::kill(pid);
+    monopod_testkit::kill(pid);
     lifecycle::restarted(cluster, "host", restarts);
     check("after the host process was started again");
     // Longer than the lease's 40 seconds: only the host keeps the node alive.

@@ -14,7 +14,7 @@ mod services;
 mod teardown;
 mod trace;
 
-use monopod_testkit::{Check, Cluster, run};
+use monopod_testkit::{Check, Cluster, number, run};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::time::Duration;
@@ -160,10 +160,8 @@ const CHECKS: &[Check] = &[
 ];
 
 fn main() -> ExitCode {
-    // Another number for each suite that runs on this machine at the same time.
-    let number = std::env::var("MONOPOD_TEST_CLUSTER").ok();
     if run(
-        number.and_then(|number| number.parse().ok()).unwrap_or(101),
+        || Cluster::up(number(0)),
         CHECKS,
         ("teardown::down_leaves_nothing_behind", teardown::down),
     ) {

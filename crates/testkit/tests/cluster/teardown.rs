@@ -1,5 +1,5 @@
-use crate::lifecycle::{processes_with, vms};
-use monopod_testkit::Cluster;
+use crate::lifecycle::vms;
+use monopod_testkit::{Cluster, processes_with};
 use std::process::Command;
 
 /// With a pod still running, `down` leaves no process, network namespace, tap, mount or table.

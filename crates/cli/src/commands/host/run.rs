@@ -1,4 +1,4 @@
-//! `monopod host`: the host process.
+//! `monopod host run`: the host process.
 
 use crate::cluster::{client, pki, supervisor};
 use crate::settings::{Layout, LocalPort};
@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Args, Debug)]
-pub(crate) struct Host {
+pub(crate) struct Run {
     /// Directory with the kernel and initial file system of guests
     #[arg(long)]
     guest: PathBuf,
@@ -17,7 +17,7 @@ pub(crate) struct Host {
     kubernetes: PathBuf,
 }
 
-impl Host {
+impl Run {
     pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
         let Self { guest, kubernetes } = self;
         monopod_ops::logs::init();
@@ -40,7 +40,6 @@ impl Host {
             name: settings.host_name.clone(),
             region: settings.region.clone(),
             zone: settings.zone.clone(),
-            api_port: settings.api_port,
             pool: settings.host.pool,
             vm_memory_mib: settings.vm_memory_mib,
             vm_cpu_millis: settings.vm_cpu_millis,

@@ -1,0 +1,41 @@
+//! `monopod host`: the machines of a cluster.
+
+mod join;
+mod run;
+mod token;
+
+use crate::settings::Layout;
+use clap::{Args, Subcommand};
+use std::process::ExitCode;
+
+#[derive(Args, Debug)]
+pub(crate) struct Host {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand, Debug)]
+enum Command {
+    /// Print a token with which one machine joins this cluster, once
+    Token(token::Token),
+    /// Make this machine a host of the cluster that a token is of, and start it
+    Join(join::Join),
+    /// Run the host process (the supervisor does)
+    #[command(hide = true)]
+    Run(run::Run),
+}
+
+impl Host {
+    /// Whether it is the host process, which serves others.
+    pub(crate) fn is_server(&self) -> bool {
+        matches!(self.command, Command::Run(_))
+    }
+
+    pub(crate) fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
+        match self.command {
+            Command::Token(token) => super::single(token.run(layout)),
+            Command::Join(join) => super::single(join.run(layout)),
+            Command::Run(run) => super::several(run.run(layout)),
+        }
+    }
+}
