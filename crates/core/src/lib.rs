@@ -8,6 +8,7 @@ pub mod archive;
 pub mod backoff;
 pub mod certificates;
 pub mod contract;
+pub mod doctor;
 pub mod image;
 pub mod lifecycle;
 pub mod placement;

@@ -1,6 +1,7 @@
 //! The subcommands of `monopod`.
 
 mod control;
+mod doctor;
 mod down;
 mod host;
 mod image;
@@ -44,6 +45,8 @@ enum Command {
     Down(down::Down),
     /// Show the cluster's parts, hosts and environments
     Status(status::Status),
+    /// Find what is wrong with this machine and its cluster, and say the remedy
+    Doctor(doctor::Doctor),
     /// Show a pod's start, step by step
     Trace(trace::Trace),
     /// Run kubectl as the cluster's administrator
@@ -118,6 +121,7 @@ fn run(layout: &Layout, command: Command) -> anyhow::Result<ExitCode> {
         Command::Up(up) => single(up.run(layout)),
         Command::Down(down) => single(down.run(layout)),
         Command::Status(status) => single(status.run(layout)),
+        Command::Doctor(doctor) => single(doctor.run(layout)),
         Command::Trace(trace) => single(trace.run(layout)),
         Command::Kubeconfig => {
             let path = layout.kubeconfig("admin");

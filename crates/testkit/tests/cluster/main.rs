@@ -3,6 +3,7 @@
 mod admission;
 mod apps;
 mod dns;
+mod doctor;
 mod identity;
 mod lifecycle;
 mod limits;
@@ -67,6 +68,10 @@ const CHECKS: &[Check] = &[
     (
         "pods::security_groups_deny_what_they_do_not_allow",
         pods::security_groups,
+    ),
+    (
+        "doctor::what_is_wrong_is_found_with_its_remedy",
+        doctor::doctor,
     ),
     ("trace::each_step_of_a_start_is_kept", trace::start),
     ("trace::a_pod_without_a_trace_is_told_apart", trace::nothing),

@@ -1,0 +1,458 @@
+//! What is wrong with a machine or a cluster, and what to do about it.
+
+use crate::addresses;
+use ipnet::Ipv4Net;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, Toleration};
+use monopod_api::environment::Environment;
+use monopod_api::host::Host;
+use monopod_api::labels::{COMPUTE_TYPE, COMPUTE_TYPE_FARGATE};
+use monopod_api::names;
+use monopod_api::network::{NetworkInterface, Subnet};
+use std::collections::BTreeSet;
+use std::net::Ipv4Addr;
+
+/// Percent of a subnet's addresses below which it is said to run out.
+const FEW_ADDRESSES: u64 = 10;
+/// Percent of a disk below which it is said to run out: images are removed at 15.
+const LITTLE_DISK: u64 = 10;
+
+/// Something that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Finding {
+    /// What it is about: `subnet private-a`.
+    pub subject: String,
+    /// What is wrong with it.
+    pub problem: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+impl Finding {
+    fn new(
+        subject: impl Into<String>,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self {
+            subject: subject.into(),
+            problem: problem.into(),
+            remedy: remedy.into(),
+        }
+    }
+}
+
+/// What a machine has of what VMs and their network need.
+#[derive(Debug, Clone, Default)]
+pub struct Machine {
+    /// Programs that are not there, each with the Debian package that brings it.
+    pub missing_programs: Vec<(&'static str, &'static str)>,
+    /// Features that the kernel lacks, each with its option.
+    pub missing_features: Vec<(&'static str, &'static str)>,
+    /// Bytes of the data directory's disk: free ones and all.
+    pub disk: Option<(u64, u64)>,
+    /// Environments that have something left in the host's directory.
+    pub vms: BTreeSet<String>,
+    /// The host whose directory it is.
+    pub host: String,
+}
+
+/// What a cluster has.
+#[derive(Debug, Clone, Default)]
+pub struct Cluster {
+    /// All of them.
+    pub daemon_sets: Vec<DaemonSet>,
+    /// All of them.
+    pub subnets: Vec<Subnet>,
+    /// All of them.
+    pub interfaces: Vec<NetworkInterface>,
+    /// All of them.
+    pub environments: Vec<Environment>,
+    /// All of them.
+    pub hosts: Vec<Host>,
+    /// Names of all nodes.
+    pub nodes: BTreeSet<String>,
+    /// Uids of all pods.
+    pub pods: BTreeSet<String>,
+}
+
+/// What is wrong with a machine.
+pub fn machine(machine: &Machine) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (program, package) in &machine.missing_programs {
+        findings.push(Finding::new(
+            "this machine",
+            format!("the program {program} is missing"),
+            format!("install the package {package}"),
+        ));
+    }
+    for (feature, option) in &machine.missing_features {
+        findings.push(Finding::new(
+            "this machine",
+            format!("the kernel has no {feature}"),
+            format!("load its module, or use a kernel with {option}"),
+        ));
+    }
+    if let Some((free, all)) = machine.disk
+        && is_short(free, all, LITTLE_DISK)
+    {
+        findings.push(Finding::new(
+            "this machine",
+            format!(
+                "{} MiB of {} are free on the disk of the data directory",
+                free >> 20,
+                all >> 20
+            ),
+            "remove images with `monopod image rm`, or give it a larger disk: pods write there too",
+        ));
+    }
+    findings
+}
+
+/// What is wrong with a cluster.
+pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    findings.extend(cluster.daemon_sets.iter().filter_map(daemon_set));
+    findings.extend(
+        cluster
+            .subnets
+            .iter()
+            .filter_map(|subnet| addresses(cluster, subnet)),
+    );
+    findings.extend(cluster.hosts.iter().flat_map(host));
+    if cluster.hosts.is_empty() {
+        findings.push(Finding::new(
+            "this cluster",
+            "no machine runs VMs, so every pod of a Fargate profile waits",
+            "see `monopod status` for the part `host`, or add a machine with `monopod host token NAME`",
+        ));
+    }
+    findings.extend(left_over(cluster));
+    findings
+}
+
+/// VMs of this machine that no environment of the cluster names.
+pub fn strays(machine: &Machine, cluster: &Cluster) -> Vec<Finding> {
+    let known: BTreeSet<&str> = cluster
+        .environments
+        .iter()
+        .filter(|environment| environment.spec.host == machine.host)
+        .filter_map(|environment| environment.metadata.name.as_deref())
+        .collect();
+    machine
+        .vms
+        .iter()
+        .filter(|name| !known.contains(name.as_str()))
+        .map(|name| {
+            Finding::new(
+                format!("VM {name}"),
+                "no environment of the cluster names it",
+                "its host ends it within seconds; if it stays, restart the host process and see its log",
+            )
+        })
+        .collect()
+}
+
+fn is_short(free: u64, all: u64, percent: u64) -> bool {
+    u128::from(free) * 100 < u128::from(all) * u128::from(percent)
+}
+
+/// A `DaemonSet` that wants a pod on each of our nodes, which take no second one.
+fn daemon_set(set: &DaemonSet) -> Option<Finding> {
+    let template = set.spec.template.spec.as_ref()?;
+    let tolerates = template
+        .tolerations
+        .iter()
+        .flatten()
+        .any(tolerates_our_taint);
+    let selector = template.node_selector.as_ref();
+    let elsewhere = selector
+        .and_then(|selector| selector.get(COMPUTE_TYPE))
+        .is_some_and(|value| value != COMPUTE_TYPE_FARGATE);
+    let terms = template
+        .affinity
+        .as_ref()
+        .and_then(|affinity| affinity.node_affinity.as_ref())
+        .and_then(|node| {
+            node.required_during_scheduling_ignored_during_execution
+                .as_ref()
+        })
+        .map(|required| required.node_selector_terms.as_slice())
+        .unwrap_or_default();
+    // Terms are alternatives: each must exclude our nodes.
+    let excluded = !terms.is_empty() && terms.iter().all(excludes_our_nodes);
+    (tolerates && !elsewhere && !excluded).then(|| {
+        let (namespace, name) = (set.metadata.namespace.as_deref(), set.metadata.name.as_deref());
+        Finding::new(
+            format!(
+                "DaemonSet {}/{}",
+                namespace.unwrap_or("default"),
+                name.unwrap_or_default()
+            ),
+            "it tolerates the taint of Fargate nodes, so that one of its pods waits for ever for each of them",
+            format!("add a required node affinity: key {COMPUTE_TYPE}, operator NotIn, values [{COMPUTE_TYPE_FARGATE}]"),
+        )
+    })
+}
+
+fn tolerates_our_taint(toleration: &Toleration) -> bool {
+    let effect = toleration.effect.as_deref().unwrap_or_default();
+    let (key, value) = (
+        toleration.key.as_deref().unwrap_or_default(),
+        toleration.value.as_deref().unwrap_or_default(),
+    );
+    let fits = match toleration.operator.as_deref() {
+        Some("Exists") => key.is_empty() || key == COMPUTE_TYPE,
+        _equal => key == COMPUTE_TYPE && value == COMPUTE_TYPE_FARGATE,
+    };
+    fits && (effect.is_empty() || effect == "NoSchedule")
+}
+
+fn excludes_our_nodes(term: &NodeSelectorTerm) -> bool {
+    term.match_expressions.iter().flatten().any(|expression| {
+        let names_it = expression
+            .values
+            .iter()
+            .flatten()
+            .any(|value| value == COMPUTE_TYPE_FARGATE);
+        expression.key == COMPUTE_TYPE
+            && match expression.operator.as_str() {
+                "NotIn" => names_it,
+                "In" => !names_it,
+                "DoesNotExist" => true,
+                _other => false,
+            }
+    })
+}
+
+fn addresses(cluster: &Cluster, subnet: &Subnet) -> Option<Finding> {
+    let cidr: Ipv4Net = subnet.spec.cidr.parse().ok()?;
+    let taken = cluster
+        .interfaces
+        .iter()
+        .filter_map(|interface| interface.spec.address.parse::<Ipv4Addr>().ok())
+        .filter(|address| cidr.contains(address))
+        .count();
+    let all = u64::from(addresses::capacity(cidr));
+    let free = all.saturating_sub(u64::try_from(taken).unwrap_or(u64::MAX));
+    is_short(free, all, FEW_ADDRESSES).then(|| {
+        Finding::new(
+            format!(
+                "subnet {}",
+                subnet.metadata.name.as_deref().unwrap_or_default()
+            ),
+            format!("{free} of its {all} addresses are free"),
+            "add a subnet of the same zone: profiles that name none use it at once",
+        )
+    })
+}
+
+fn host(host: &Host) -> Vec<Finding> {
+    let subject = format!("host {}", host.metadata.name.as_deref().unwrap_or_default());
+    let mut findings = Vec::new();
+    let Some(status) = &host.status else {
+        let remedy = "see `monopod status` on that machine";
+        findings.push(Finding::new(subject, "it has never reported", remedy));
+        return findings;
+    };
+    if !status.ready {
+        findings.push(Finding::new(
+            subject.clone(),
+            format!(
+                "it takes no VMs: {}",
+                status.message.as_deref().unwrap_or("it gives no reason")
+            ),
+            "see `monopod status` and logs/host.log in the data directory of that machine",
+        ));
+    }
+    if status.accelerator.as_deref() == Some("tcg") {
+        findings.push(Finding::new(
+            subject.clone(),
+            format!(
+                "its VMs are emulated and slow: {}",
+                status.accelerator_reason.as_deref().unwrap_or("KVM does not work")
+            ),
+            "use a machine with virtualization, or enable nested virtualization of the VM that it is",
+        ));
+    }
+    if let Some(reason) = &status.vm_limits_reason {
+        findings.push(Finding::new(
+            subject,
+            format!("its VMs may take more than their size: {reason}"),
+            "give the host process control groups for cpu, memory and pids",
+        ));
+    }
+    findings
+}
+
+/// Objects whose owner is gone.
+fn left_over(cluster: &Cluster) -> Vec<Finding> {
+    let environments: BTreeSet<&str> = cluster
+        .environments
+        .iter()
+        .filter_map(|environment| environment.metadata.name.as_deref())
+        .collect();
+    let nodes: BTreeSet<&str> = cluster
+        .environments
+        .iter()
+        .map(|environment| environment.spec.node.as_str())
+        .collect();
+    let remedy =
+        "control removes it within seconds; if it stays, see the log of the part `control`";
+    let mut findings = Vec::new();
+    for environment in &cluster.environments {
+        let pod = &environment.spec.pod;
+        if !cluster.pods.contains(&pod.uid) {
+            findings.push(Finding::new(
+                format!(
+                    "environment {}",
+                    environment.metadata.name.as_deref().unwrap_or_default()
+                ),
+                format!("its pod {}/{} is gone", pod.namespace, pod.name),
+                remedy,
+            ));
+        }
+    }
+    for interface in &cluster.interfaces {
+        let cooling = interface
+            .status
+            .as_ref()
+            .is_some_and(|status| status.cooling_until.is_some());
+        if !cooling && !environments.contains(interface.spec.environment.name.as_str()) {
+            findings.push(Finding::new(
+                format!(
+                    "interface {}",
+                    interface.metadata.name.as_deref().unwrap_or_default()
+                ),
+                "its environment is gone",
+                remedy,
+            ));
+        }
+    }
+    for node in &cluster.nodes {
+        if names::is_fargate_node(node) && !nodes.contains(node.as_str()) {
+            findings.push(Finding::new(
+                format!("node {node}"),
+                "no environment has it",
+                "delete it with `kubectl delete node` once no pod is on it",
+            ));
+        }
+    }
+    findings
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use serde_json::{Value, json};
+
+    fn set(pod: &Value) -> DaemonSet {
+        serde_json::from_value(json!({
+            "metadata": {"name": "agent", "namespace": "ops"},
+            "spec": {"selector": {}, "template": {"spec": pod}},
+        }))
+        .expect("a DaemonSet")
+    }
+
+    #[test]
+    fn daemon_sets_that_want_a_pod_on_each_node_are_found() {
+        let everywhere = json!([{"operator": "Exists"}]);
+        let ours = json!([{"key": COMPUTE_TYPE, "value": "fargate", "effect": "NoSchedule"}]);
+        let affinity = |operator: &str, values: &[&str]| {
+            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
+                {"matchExpressions": [{"key": COMPUTE_TYPE, "operator": operator, "values": values}]},
+            ]}}})
+        };
+        let wrong = [
+            json!({"containers": [], "tolerations": everywhere}),
+            json!({"containers": [], "tolerations": ours}),
+            json!({"containers": [], "tolerations": [{"key": COMPUTE_TYPE, "operator": "Exists"}]}),
+            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("NotIn", &["ec2"])}),
+            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("In", &["fargate"])}),
+            json!({"containers": [], "tolerations": everywhere, "nodeSelector": {"os": "linux"}}),
+        ];
+        for pod in wrong {
+            let found = daemon_set(&set(&pod)).unwrap_or_else(|| panic!("{pod}"));
+            assert_eq!(found.subject, "DaemonSet ops/agent");
+            assert!(found.remedy.contains("NotIn"), "{found:?}");
+        }
+        let right = [
+            json!({"containers": []}),
+            json!({"containers": [], "tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}),
+            json!({"containers": [], "tolerations": [{"key": "other", "operator": "Exists"}]}),
+            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("NotIn", &["fargate"])}),
+            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("DoesNotExist", &[])}),
+            json!({"containers": [], "tolerations": everywhere, "nodeSelector": {COMPUTE_TYPE: "ec2"}}),
+        ];
+        for pod in right {
+            assert_eq!(daemon_set(&set(&pod)), None, "{pod}");
+        }
+    }
+
+    #[test]
+    fn what_is_well_has_no_finding_and_what_lost_its_owner_has_one() {
+        let environment = testing::environment("uid-1");
+        let node = environment.spec.node.clone();
+        let mut well = Cluster {
+            environments: vec![environment],
+            nodes: [node, "worker-1".to_owned()].into(),
+            pods: ["uid-1".to_owned()].into(),
+            ..Default::default()
+        };
+        assert_eq!(left_over(&well), []);
+        well.pods.clear();
+        well.nodes
+            .insert(names::node(Ipv4Addr::new(10, 0, 9, 9), "r"));
+        let subjects: Vec<String> = left_over(&well).into_iter().map(|f| f.subject).collect();
+        assert_eq!(
+            subjects,
+            [
+                "environment env-uid-1",
+                "node fargate-ip-10-0-9-9.r.compute.internal"
+            ]
+        );
+    }
+
+    #[test]
+    fn a_vm_without_an_environment_of_its_host_is_a_stray() {
+        let environment = testing::environment("uid-1");
+        let known = environment.metadata.name.clone().expect("a name");
+        let cluster = Cluster {
+            environments: vec![environment],
+            ..Default::default()
+        };
+        let mut here = Machine {
+            host: "host-1".to_owned(),
+            vms: [known, "env-stray".to_owned()].into(),
+            ..Default::default()
+        };
+        assert_eq!(strays(&here, &cluster).len(), 1);
+        here.host = "host-2".to_owned();
+        assert_eq!(
+            strays(&here, &cluster).len(),
+            2,
+            "another host's environment"
+        );
+    }
+
+    #[test]
+    fn a_machine_is_told_what_it_lacks() {
+        let gib = 1 << 30;
+        let well = Machine {
+            disk: Some((20 * gib, 100 * gib)),
+            ..Default::default()
+        };
+        assert_eq!(machine(&well), []);
+        let poor = Machine {
+            missing_programs: vec![("nft", "nftables")],
+            missing_features: vec![("tap devices", "CONFIG_TUN")],
+            disk: Some((9 * gib, 100 * gib)),
+            ..Default::default()
+        };
+        let remedies: Vec<String> = machine(&poor).into_iter().map(|f| f.remedy).collect();
+        assert!(remedies[0].contains("nftables") && remedies[1].contains("CONFIG_TUN"));
+        assert_eq!(remedies.len(), 3);
+    }
+}
