@@ -1,5 +1,6 @@
 //! A cluster of a test's own.
 
+use crate::remains::Site;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -160,6 +161,14 @@ impl Cluster {
     /// Prefix of the cluster's network namespace and devices.
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Where this machine's host keeps what it has.
+    pub fn site(&self) -> Site {
+        Site {
+            data: self.data().to_owned(),
+            name: self.name.clone(),
+        }
     }
 
     /// Runs `monopod` for this cluster.

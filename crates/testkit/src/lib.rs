@@ -12,12 +12,14 @@ mod cluster;
 mod machine;
 mod process;
 mod registry;
+mod remains;
 mod suite;
 
 pub use cluster::{Cluster, Output};
 pub use machine::{Machine, Switch};
 pub use process::{cpu_time, kill, processes_with};
 pub use registry::Registry;
+pub use remains::{Site, leftovers, part};
 pub use suite::{Check, number, run};
 
 use std::time::{Duration, Instant};

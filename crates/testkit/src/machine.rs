@@ -1,6 +1,7 @@
 //! More machines for a cluster: network namespaces at one switch with this one.
 
 use crate::cluster::{Cluster, Output, run};
+use crate::remains::Site;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -94,6 +95,14 @@ impl Machine {
     /// The data directory of its host.
     pub fn data(&self) -> &Path {
         self.directory.path()
+    }
+
+    /// Where its host keeps what it has.
+    pub fn site(&self) -> Site {
+        Site {
+            data: self.data().to_owned(),
+            name: self.name.clone(),
+        }
     }
 
     /// Makes it a host with a token, whatever comes of it.

@@ -1,94 +1,14 @@
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, processes_with, wait};
+use monopod_testkit::{Cluster, kill, wait};
 use serde_json::{Value, json};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// What the issue promises after the end of the grace period.
 pub(crate) const GONE: Duration = Duration::from_secs(10);
 
-/// Everything that must vanish with a pod; says what is left.
+/// What is left of a pod's environment.
 pub(crate) fn leftovers(cluster: &Cluster, environment: &Value) -> Vec<String> {
-    let name = environment["metadata"]["name"].as_str().expect("a name");
-    let node = environment["spec"]["node"].as_str().expect("a node");
-    let address: std::net::Ipv4Addr = environment["spec"]["address"]
-        .as_str()
-        .and_then(|a| a.parse().ok())
-        .expect("an address");
-    let tap = format!("eni{:08x}", u32::from(address));
-    let mut left = Vec::new();
-    if cluster.get("", "environment", name).is_some() {
-        left.push("environment".to_owned());
-    }
-    if cluster.get("", "node", node).is_some() {
-        left.push("node".to_owned());
-    }
-    if cluster.get("kube-node-lease", "lease", node).is_some() {
-        left.push("lease".to_owned());
-    }
-    let requests = cluster.kubectl(&[
-        "get",
-        "csr",
-        "-l",
-        &format!("monopod.dev/environment={name}"),
-        "-o",
-        "name",
-    ]);
-    if !requests.trim().is_empty() {
-        left.push(requests);
-    }
-    if cluster
-        .get(
-            "",
-            "networkinterface",
-            environment["spec"]["networkInterface"]
-                .as_str()
-                .expect("set"),
-        )
-        .is_some()
-    {
-        left.push("network interface".to_owned());
-    }
-    if cluster.data().join("host/vms").join(name).exists() {
-        left.push("VM directory".to_owned());
-    }
-    if cluster.data().join("host/credentials").join(name).exists() {
-        left.push("credentials".to_owned());
-    }
-    if cluster.data().join("host/logs").join(name).exists() {
-        left.push("archive of logs".to_owned());
-    }
-    let local = Command::new("ip")
-        .args([
-            "-n",
-            &format!("{}-vpc", cluster.name()),
-            "address",
-            "show",
-            "dev",
-            "lo",
-        ])
-        .output()
-        .expect("ip runs");
-    if String::from_utf8_lossy(&local.stdout).contains(&format!(" {address}/32")) {
-        left.push(format!("address {address} on the host"));
-    }
-    let links = Command::new("ip")
-        .args([
-            "-n",
-            &format!("{}-vpc", cluster.name()),
-            "link",
-            "show",
-            &tap,
-        ])
-        .output()
-        .expect("ip runs");
-    if links.status.success() {
-        left.push(tap);
-    }
-    if processes_with(name) > 0 {
-        left.push("VM process".to_owned());
-    }
-    left
+    monopod_testkit::leftovers(cluster, environment, &cluster.site())
 }
 
 pub(crate) fn gone(cluster: &Cluster, environment: &Value, limit: Duration) {
@@ -104,11 +24,7 @@ pub(crate) fn gone(cluster: &Cluster, environment: &Value, limit: Duration) {
 
 /// A part, as `monopod status` tells it.
 fn part_status(cluster: &Cluster, name: &str) -> Value {
-    let status: Value =
-        serde_json::from_str(&cluster.monopod(&["status", "-o", "json"]).out).expect("JSON");
-    let parts = status["parts"].as_array().cloned().unwrap_or_default();
-    let part = parts.into_iter().find(|part| part["name"] == name);
-    part.unwrap_or_default()
+    monopod_testkit::part(&cluster.monopod(&["status", "-o", "json"]), name)
 }
 
 /// The process of a part, and how often it was started again.

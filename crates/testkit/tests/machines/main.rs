@@ -1,6 +1,8 @@
 //! A cluster of two machines, one of which is a network namespace at a switch with this one.
 
-use monopod_testkit::{Check, Cluster, Machine, Switch, kill, number, processes_with, run, wait};
+use monopod_testkit::{
+    Check, Cluster, Machine, Switch, kill, number, part, processes_with, run, wait,
+};
 use serde_json::{Value, json};
 use std::process::ExitCode;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -195,25 +197,12 @@ fn restarts(cluster: &Cluster) {
     let before = cluster.wait_ready("default", "two", START);
     let guard = second();
     let machine = guard.as_ref().expect("joined");
-    let status = machine.monopod(&["status", "-o", "json"]);
-    assert!(status.success, "{}", status.err);
-    let status: Value = serde_json::from_str(&status.out).expect("JSON");
-    let parts = status["parts"].as_array().expect("parts");
-    let host = parts
-        .iter()
-        .find(|part| part["name"] == "host")
-        .expect("the host process");
-    let pid = host["pid"].as_i64().and_then(|pid| pid.try_into().ok());
+    let host = || part(&machine.monopod(&["status", "-o", "json"]), "host");
+    let pid = host()["pid"].as_i64().and_then(|pid| pid.try_into().ok());
     let pid: i32 = pid.expect("it runs");
     kill(pid);
     wait("another process serves the host", START, || {
-        let status = machine.monopod(&["status", "-o", "json"]).out;
-        let status: Value = serde_json::from_str(&status).map_err(|error| error.to_string())?;
-        let parts = status["parts"].as_array().ok_or("no parts")?;
-        let host = parts
-            .iter()
-            .find(|part| part["name"] == "host")
-            .ok_or("no host")?;
+        let host = host();
         if host["pid"].as_i64() != Some(pid.into()) && host["ready"] == true {
             Ok(())
         } else {

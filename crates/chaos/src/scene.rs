@@ -1,0 +1,339 @@
+//! A cluster of two machines with a pod on each that nothing may happen to, and the pod that a fault meets.
+
+use crate::fault::{Fault, Phase};
+use anyhow::{Context, Result, bail, ensure};
+use monopod_testkit::{Cluster, Machine, Site, Switch, kill, leftovers, part};
+use rustix::process::{Pid, Signal};
+use serde_json::{Value, json};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// Tells this cluster from those of tests and measurements.
+const NUMBER: u8 = 112;
+/// The machine that joins; the other one is `host-1`.
+const SECOND: &str = "host-2";
+/// How long anything may take on a busy machine, once the fault is over.
+const PATIENCE: Duration = Duration::from_mins(4);
+/// The pod that faults meet.
+const TARGET: &str = "target";
+/// Pods that no fault concerns, one on each machine.
+const BYSTANDERS: [&str; 2] = ["bystander-1", "bystander-2"];
+
+/// What came of one try.
+#[derive(Debug, Default)]
+pub(crate) struct Outcome {
+    /// What happened to pods that should not have.
+    pub(crate) lost: Vec<String>,
+    /// What stayed.
+    pub(crate) left: Vec<String>,
+}
+
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let all: Vec<&str> = self
+            .lost
+            .iter()
+            .chain(&self.left)
+            .map(String::as_str)
+            .collect();
+        f.write_str(if all.is_empty() { "ok" } else { "NOT OK: " })?;
+        f.write_str(&all.join("; "))
+    }
+}
+
+/// The cluster. Fields are dropped in this order: the machine leaves before its cluster.
+pub(crate) struct Scene {
+    second: Machine,
+    cluster: Cluster,
+    _switch: Switch,
+    bystanders: Vec<Value>,
+    tries: u32,
+}
+
+impl Scene {
+    pub(crate) fn new() -> Result<Self> {
+        let switch = Switch::new(NUMBER);
+        let address = switch.address();
+        let flags = ["--underlay", &address, "--disable", "coredns"];
+        let cluster = Cluster::up_with(NUMBER, &flags);
+        let second = Machine::new(NUMBER, 2, cluster.program());
+        let joined = second.join(&cluster.token(SECOND));
+        ensure!(
+            joined.success,
+            "the second machine does not join: {}",
+            joined.err
+        );
+        let mut scene = Self {
+            second,
+            cluster,
+            _switch: switch,
+            bystanders: Vec::new(),
+            tries: 0,
+        };
+        for (name, host) in BYSTANDERS.into_iter().zip(["host-1", SECOND]) {
+            scene.only(Some(host));
+            scene.cluster.apply(&pod(name));
+            until("it is Ready", || {
+                let pod = scene.pod(name).filter(is_ready)?;
+                (scene.host_of(&pod).as_deref() == Some(host)).then_some(())
+            })?;
+        }
+        scene.only(None);
+        scene.bystanders = BYSTANDERS
+            .into_iter()
+            .filter_map(|name| scene.pod(name))
+            .collect();
+        Ok(scene)
+    }
+
+    /// One try.
+    pub(crate) fn play(&mut self, fault: Fault, phase: Phase) -> Result<Outcome> {
+        self.tries += 1;
+        // In turns, so that faults meet the machine of the API server and the other.
+        let host = match fault {
+            Fault::HostCutOff => SECOND,
+            _anywhere if self.tries.is_multiple_of(2) => SECOND,
+            _anywhere => "host-1",
+        };
+        self.only(Some(host));
+        self.cluster.apply(&pod(TARGET));
+        let created = self.pod(TARGET).context("the pod was not stored")?;
+        let environment = self.bring_to(phase, &created)?;
+        self.happen(fault, host, environment.as_ref())?;
+        self.only(None);
+        let mut outcome = Outcome::default();
+        if phase == Phase::Ending {
+            let gone = until("the pod is gone", || {
+                self.pod(TARGET).is_none().then_some(())
+            });
+            outcome
+                .lost
+                .extend(gone.err().map(|error| error.to_string()));
+        } else {
+            outcome.lost.extend(self.judge(fault, phase, &created));
+        }
+        outcome.lost.extend(self.noticed());
+        let environment = environment.or_else(|| self.cluster.environment_of(&created));
+        self.cluster.try_kubectl(&[
+            "delete",
+            "pod",
+            TARGET,
+            "--ignore-not-found",
+            "--timeout=120s",
+        ]);
+        if let Some(environment) = environment {
+            outcome.left = self.left(&environment);
+        }
+        Ok(outcome)
+    }
+
+    /// Waits until the pod is in the phase; gives its environment, if it must have one by then.
+    fn bring_to(&self, phase: Phase, created: &Value) -> Result<Option<Value>> {
+        match phase {
+            Phase::Created => return Ok(None),
+            Phase::Booting => {}
+            Phase::Running | Phase::Ending => {
+                until("it is Ready", || {
+                    self.pod(TARGET).filter(is_ready).map(drop)
+                })?;
+            }
+        }
+        let environment = until("it has an environment", || {
+            self.cluster.environment_of(created)
+        })?;
+        if phase == Phase::Ending {
+            self.cluster
+                .kubectl(&["delete", "pod", TARGET, "--wait=false"]);
+        }
+        Ok(Some(environment))
+    }
+
+    /// Lets the fault happen, and waits until what can come back has.
+    fn happen(&self, fault: Fault, host: &str, environment: Option<&Value>) -> Result<()> {
+        match fault {
+            Fault::Control => self.kill_part("control", "host-1"),
+            Fault::Host => self.kill_part("host", host),
+            Fault::Etcd => self.kill_part("etcd", "host-1"),
+            Fault::ApiServer => self.kill_part("kube-apiserver", "host-1"),
+            Fault::Vm => self.kill_vm(host, environment.context("no environment")?),
+            Fault::ApiServerFrozen => {
+                let (pid, _) = self.process("kube-apiserver", "host-1")?;
+                let signal = |signal| -> Result<()> {
+                    let pid = Pid::from_raw(pid).context("no process")?;
+                    Ok(rustix::process::kill_process(pid, signal)?)
+                };
+                signal(Signal::STOP)?;
+                std::thread::sleep(fault.lasts());
+                signal(Signal::CONT)
+            }
+            Fault::HostCutOff => {
+                self.second.plug(false);
+                std::thread::sleep(fault.lasts());
+                self.second.plug(true);
+                Ok(())
+            }
+        }
+    }
+
+    /// What is wrong with the pod that the fault met, once the cluster is whole.
+    fn judge(&self, fault: Fault, phase: Phase, created: &Value) -> Option<String> {
+        let uid = &created["metadata"]["uid"];
+        let reached = until("the pod is as it should be", || {
+            let pod = self.pod(TARGET)?;
+            if fault == Fault::Vm && pod["status"]["phase"] == "Failed" {
+                return Some(pod);
+            }
+            Some(pod).filter(is_ready)
+        });
+        let pod = match reached {
+            Ok(pod) => pod,
+            Err(error) => {
+                let now = self.pod(TARGET).unwrap_or_default();
+                return Some(format!("{error}: {}", now["status"]));
+            }
+        };
+        if pod["metadata"]["uid"] != *uid {
+            return Some("it is another pod".to_owned());
+        }
+        if fault == Fault::Vm && pod["status"]["phase"] == "Failed" {
+            // Killed before or after the pod was bound, as it happened; the reason must be true.
+            let reason = pod["status"]["reason"].as_str().unwrap_or_default();
+            return (reason != "EnvironmentLost").then(|| format!("failed with {reason:?}"));
+        }
+        let restarts = &pod["status"]["containerStatuses"][0]["restartCount"];
+        (phase == Phase::Running && fault != Fault::Vm && *restarts != 0)
+            .then(|| format!("restarted {restarts} times"))
+    }
+
+    /// Pods that should not have noticed anything, and did.
+    fn noticed(&self) -> Vec<String> {
+        let changed = |before: &Value| {
+            let name = before["metadata"]["name"].as_str()?;
+            // Its node may be told NotReady while it cannot be reached, and is Ready again.
+            let ready = until("it is Ready", || self.pod(name).filter(is_ready));
+            let Ok(after) = ready else {
+                return Some(format!("{name} is not Ready any more"));
+            };
+            let same = after["metadata"]["uid"] == before["metadata"]["uid"];
+            let restarts = &after["status"]["containerStatuses"][0]["restartCount"];
+            (!same || *restarts != 0).then(|| format!("{name} was replaced or restarted"))
+        };
+        self.bystanders.iter().filter_map(changed).collect()
+    }
+
+    fn left(&self, environment: &Value) -> Vec<String> {
+        let mut left = Vec::new();
+        let site = self.site(environment["spec"]["host"].as_str().unwrap_or_default());
+        let none = until("nothing is left", || {
+            left = leftovers(&self.cluster, environment, &site);
+            left.is_empty().then_some(())
+        });
+        if none.is_ok() { Vec::new() } else { left }
+    }
+
+    fn kill_vm(&self, host: &str, environment: &Value) -> Result<()> {
+        let name = environment["metadata"]["name"]
+            .as_str()
+            .context("no name")?;
+        let record = self
+            .site(host)
+            .data
+            .join("host/vms")
+            .join(name)
+            .join("record.json");
+        let pid = until("its VM runs", || {
+            let record: Value = serde_json::from_slice(&std::fs::read(&record).ok()?).ok()?;
+            record["process"]["pid"].as_i64()?.try_into().ok()
+        })?;
+        kill(pid);
+        Ok(())
+    }
+
+    fn kill_part(&self, name: &str, host: &str) -> Result<()> {
+        let (pid, _) = self.process(name, host)?;
+        kill(pid);
+        until(&format!("{name} runs again"), || {
+            let (another, ready) = self.process(name, host).ok()?;
+            (another != pid && ready).then_some(())
+        })
+    }
+
+    /// A part's process on a machine, and whether it answers.
+    fn process(&self, name: &str, host: &str) -> Result<(i32, bool)> {
+        let status = ["status", "-o", "json"];
+        let status = match host {
+            SECOND => self.second.monopod(&status),
+            _first => self.cluster.monopod(&status),
+        };
+        let part = part(&status, name);
+        let pid = part["pid"].as_i64().and_then(|pid| pid.try_into().ok());
+        let pid = pid.with_context(|| format!("{name} does not run on {host}: {}", status.err))?;
+        Ok((pid, part["ready"] == true))
+    }
+
+    fn site(&self, host: &str) -> Site {
+        match host {
+            SECOND => self.second.site(),
+            _first => self.cluster.site(),
+        }
+    }
+
+    /// Lets only one host take new pods, or all.
+    fn only(&self, host: Option<&str>) {
+        for other in ["host-1", SECOND] {
+            let cordoned = host.is_some_and(|host| host != other);
+            let patch = json!({"spec": {"unschedulable": cordoned}}).to_string();
+            // The API server may just be coming back.
+            let patched = until("the host is patched", || {
+                let patch = ["patch", "host", other, "--type=merge", "-p", &patch];
+                self.cluster.try_kubectl(&patch).success.then_some(())
+            });
+            if let Err(error) = patched {
+                eprintln!("{other}: {error:#}");
+            }
+        }
+    }
+
+    fn pod(&self, name: &str) -> Option<Value> {
+        self.cluster.get("default", "pod", name)
+    }
+
+    fn host_of(&self, pod: &Value) -> Option<String> {
+        let environment = self.cluster.environment_of(pod)?;
+        environment["spec"]["host"].as_str().map(str::to_owned)
+    }
+}
+
+fn pod(name: &str) -> Value {
+    // Ends some seconds after it is told to.
+    let script = "trap 'sleep 2; exit 0' TERM; while true; do sleep 0.2; done";
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 10,
+            "containers": [{"name": "main", "image": "monopod.local/busybox", "command": ["sh", "-c", script]}],
+        },
+    })
+}
+
+fn is_ready(pod: &Value) -> bool {
+    let conditions = pod["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    })
+}
+
+/// Waits for something.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return Ok(found);
+        }
+        if Instant::now() >= deadline {
+            bail!("{what}: not within {PATIENCE:?}");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
