@@ -82,9 +82,18 @@ impl QemuVm {
                 }
             })
         };
-        let qmp = tokio::select! {
-            qmp = Qmp::connect(qmp) => qmp?,
-            _ = process.exited() => {
+        let greeted = tokio::select! {
+            greeted = Qmp::connect(qmp) => greeted,
+            _ = process.exited() => Err(HypervisorError::Gone),
+        };
+        let qmp = match greeted {
+            Ok(qmp) => qmp,
+            // A process that ends closes its sockets a moment before it is gone.
+            Err(error) => {
+                let exited = tokio::time::timeout(LAST_WORDS, process.exited()).await;
+                if exited.is_err() {
+                    return Err(error);
+                }
                 if tokio::time::timeout(LAST_WORDS, &mut said).await.is_err() {
                     tracing::warn!("a VM that did not start printed more than can be read");
                 }
