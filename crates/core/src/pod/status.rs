@@ -75,6 +75,18 @@ pub fn status(
     }
 }
 
+/// Whether somebody else changed a condition that the node wrote, as the node controller does to the
+/// pods of a node that it has not heard of for a while. Nobody but the node changes it back.
+pub fn is_overridden(written: &PodStatus, pod: &Pod) -> bool {
+    let now = pod
+        .status
+        .iter()
+        .flat_map(|s| s.conditions.iter().flatten());
+    let now: BTreeMap<&str, &str> = now.map(|c| (c.type_.as_str(), c.status.as_str())).collect();
+    let mut written = written.conditions.iter().flatten();
+    written.any(|c| now.get(c.type_.as_str()) != Some(&c.status.as_str()))
+}
+
 /// The pod's phase. It is terminal only after the last container ended.
 pub fn phase(pod: &Pod, state: &PodState) -> &'static str {
     let regular = || state.containers.iter().filter(|c| c.kind == Kind::Regular);

@@ -226,6 +226,7 @@ impl PodTask {
         }
         self.unsupported = changes;
         self.pod = Arc::new(pod);
+        self.writer.seen(Arc::clone(&self.pod));
     }
 
     /// Decides, acts and tells the status. Returns when to come back.

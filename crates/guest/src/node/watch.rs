@@ -138,7 +138,7 @@ impl Door {
             loop {
                 let pods = tools.cluster.pods(&namespace);
                 match patch_status(&pods, &name, &uid, &status).await {
-                    Ok(()) => break,
+                    Ok(_version) => break,
                     Err(kube::Error::Api(answer)) if matches!(answer.code, 404 | 409) => break,
                     Err(error) => {
                         tracing::warn!(%error, "the status of a refused pod was not taken");
