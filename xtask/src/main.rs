@@ -6,6 +6,7 @@
 )]
 
 mod bench;
+mod chaos;
 mod checks;
 mod dist;
 mod guest_image;
@@ -45,6 +46,9 @@ enum Task {
     Test,
     /// Write deploy/crds.yaml from the types
     Crd,
+    /// Look for an order of faults that breaks something
+    #[command(subcommand)]
+    Chaos(chaos::Chaos),
     /// Measure Monopod beside an ordinary node; `bench --help` says what
     #[command(disable_help_flag = true)]
     Bench {
@@ -61,6 +65,7 @@ fn main() -> ExitCode {
         Task::Build { tests: true } => dist::build().and_then(|dist| dist::build_for_tests(&dist)),
         Task::Test => test::run(),
         Task::Crd => checks::write_crds(),
+        Task::Chaos(chaos) => chaos.run(),
         Task::Bench { arguments } => bench::measure(&arguments),
     };
     match result {

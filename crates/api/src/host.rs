@@ -1,6 +1,5 @@
 //! A machine that runs VMs.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::{CustomResource, KubeSchema};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -58,7 +57,7 @@ pub struct HostSpec {
     pub memory_mib: u32,
     /// Thousandths of a CPU for VMs; may exceed the machine's, as idle pods share.
     pub cpu_millis: u32,
-    /// Takes no new VMs.
+    /// Takes no new VMs (`monopod host cordon`). Those that it has go on.
     #[serde(default)]
     pub unschedulable: bool,
 }
@@ -70,7 +69,7 @@ pub const VM_OVERHEAD_MIB: u32 = 100;
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct HostStatus {
-    /// Whether it takes VMs.
+    /// Whether it takes VMs, as long as it renews its lease, which is in the namespace of this host.
     #[serde(default)]
     pub ready: bool,
     /// Why it does not, for people.
@@ -91,9 +90,6 @@ pub struct HostStatus {
     /// References of the images in its cache.
     #[serde(default)]
     pub images: Vec<String>,
-    /// When the host process last wrote this.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub heartbeat: Option<Time>,
     /// The version of Kubernetes that its guests' runtime is built for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub runtime_version: Option<String>,

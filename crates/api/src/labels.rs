@@ -24,6 +24,9 @@ pub const HOST_FINALIZER: &str = "monopod.dev/host";
 /// Label on certificate requests: the environment they were made for.
 pub const ENVIRONMENT: &str = "monopod.dev/environment";
 
+/// Label on the lease of a host: the host's name.
+pub const HOST: &str = "monopod.dev/host";
+
 /// Annotation on environments: when control decided on the pod, to the microsecond.
 pub const REQUESTED_AT: &str = "monopod.dev/requested-at";
 

@@ -11,6 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use monopod_api::labels;
 use monopod_core::certificates::{Invitation, Requested, Verdict, invited, judge, judge_host};
 use monopod_ops::admin::Readiness;
+use monopod_ops::election::Leadership;
 use monopod_ops::queue::Queue;
 use monopod_ops::watch::{Change, changes};
 use serde_json::json;
@@ -33,6 +34,7 @@ pub(crate) fn spawn(
     tasks: &mut JoinSet<()>,
     client: &Client,
     index: &Shared,
+    leadership: &Leadership,
     readiness: &Readiness,
     shutdown: &CancellationToken,
 ) {
@@ -61,19 +63,36 @@ pub(crate) fn spawn(
             }
         },
     ));
+    let (mut begins, todo, waiting) = (leadership.clone(), queue.clone(), Arc::clone(&pending));
+    tasks.spawn(async move {
+        while begins.begins().await {
+            for name in waiting
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .keys()
+            {
+                todo.add(name.clone());
+            }
+            begins.ends().await;
+        }
+    });
     let (client, index, shutdown) = (client.clone(), index.clone(), shutdown.clone());
+    let leadership = leadership.clone();
     tasks.spawn(async move {
         let again = queue.clone();
         queue
             .run(8, shutdown, move |name| {
                 let (client, index, again) = (client.clone(), index.clone(), again.clone());
+                let acts = leadership.holds();
                 let request = pending
                     .lock()
                     .unwrap_or_else(PoisonError::into_inner)
                     .get(&name)
                     .cloned();
                 async move {
-                    let Some(request) = request else { return };
+                    let Some(request) = request.filter(|_| acts) else {
+                        return;
+                    };
                     if !decide(&client, &index, &request).await {
                         again.add_after(name, RETRY);
                     }

@@ -13,7 +13,7 @@ use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{labels, messages};
-use monopod_core::lifecycle::{COOLING, Effect, Observed, lost_status};
+use monopod_core::lifecycle::{self, COOLING, Effect, Observed, lost_status};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
@@ -61,10 +61,10 @@ impl ExecuteError {
 /// The objects that the effects of one decision are about.
 #[derive(Debug, Clone)]
 pub(crate) struct Subject {
-    uid: String,
-    pod: Option<Pod>,
-    environment: Option<Environment>,
-    interface: Option<NetworkInterface>,
+    pub(crate) uid: String,
+    pub(crate) pod: Option<Pod>,
+    pub(crate) environment: Option<Environment>,
+    pub(crate) interface: Option<NetworkInterface>,
 }
 
 impl Subject {
@@ -201,7 +201,7 @@ impl Executor {
                 self.release(environment).await?;
             }
             // Kept in memory by the reconciler, which never passes it on.
-            Effect::RememberFailure => {}
+            Effect::RememberFailure(_) => {}
         }
         Ok(())
     }
@@ -229,8 +229,16 @@ impl Executor {
         &self,
         interface: &NetworkInterface,
     ) -> Result<(), ExecuteError> {
-        self.delete::<NetworkInterface>(&interface.name_any(), interface.uid().as_deref())
-            .await
+        let name = interface.name_any();
+        self.delete::<NetworkInterface>(&name, interface.uid().as_deref())
+            .await?;
+        // Ours alone is on it, for as long as an environment may have the address.
+        let patch = json!({"metadata": {"uid": interface.uid(), "finalizers": null}});
+        let api = self.all::<NetworkInterface>();
+        let patched = api
+            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        absent_is_fine(patched)
     }
 
     async fn bind(&self, subject: &Subject, node: &str) -> Result<(), ExecuteError> {
@@ -282,9 +290,19 @@ impl Executor {
         reason: &str,
         message: String,
     ) -> Result<(), ExecuteError> {
-        let now = Timestamp::now().to_string();
+        // Since when the pod waits, whatever it waited for before.
+        let conditions = subject
+            .pod()?
+            .status
+            .iter()
+            .flat_map(|s| s.conditions.iter().flatten());
+        let since = conditions
+            .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
+            .find_map(|c| c.last_transition_time.clone())
+            .map_or_else(Timestamp::now, |time| time.0);
         let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": reason, "message": message, "lastTransitionTime": now,
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
+            "lastTransitionTime": since.to_string(),
         });
         self.patch_pod_status(subject, json!({"conditions": [condition]}))
             .await?;
@@ -324,19 +342,16 @@ impl Executor {
         Ok(())
     }
 
-    /// Asks for the end of an environment. A missing pod is looked for once more at the source:
-    /// nothing is destroyed because a watch is behind.
+    /// Asks for the end of an environment, once the pod as it is now does not speak against it.
     async fn delete_environment(&self, subject: &Subject) -> Result<(), ExecuteError> {
         let environment = subject.environment()?;
-        if subject.pod.is_none() {
-            let pod = &environment.spec.pod;
-            let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
-            let found = api.get_opt(&pod.name).await?;
-            if found.is_some_and(|found| found.uid().as_ref() == Some(&pod.uid)) {
-                return Err(ExecuteError::Gone {
-                    what: "reason to delete the environment",
-                });
-            }
+        let pod = &environment.spec.pod;
+        let api: Api<Pod> = Api::namespaced(self.client.clone(), &pod.namespace);
+        let current = api.get_opt(&pod.name).await?;
+        if lifecycle::stays(environment, subject.pod.as_ref(), current.as_ref()) {
+            return Err(ExecuteError::Gone {
+                what: "reason to delete the environment",
+            });
         }
         tracing::info!(pod = %subject.uid, environment = %environment.name_any(), "releasing");
         self.delete::<Environment>(&environment.name_any(), environment.uid().as_deref())

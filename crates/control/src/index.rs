@@ -1,17 +1,21 @@
 //! What the API server holds, as far as control needs it.
 
-use crate::identity;
+use crate::identity::{self, Unmarked};
+use crate::reconcile::Key;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
 use monopod_api::names;
-use monopod_api::network::{InterfacePhase, NetworkInterface, SecurityGroup, Subnet};
-use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpec};
+use monopod_api::network::{
+    InterfacePhase, NetworkInterface, NetworkStatus, SecurityGroup, Subnet, Vpc,
+};
+use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpec, ProfileState};
 use monopod_core::admission::Profiles;
 use monopod_core::lifecycle::{Attempts, Effect, Network, Subnet as SubnetView};
-use monopod_core::placement::Candidate;
-use std::collections::BTreeMap;
+use monopod_core::placement::{Candidate, Heartbeat};
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The index, shared. Sections that hold it are short and never wait.
@@ -37,7 +41,10 @@ pub(crate) struct Index {
     pub(crate) roles: BTreeMap<String, PodExecutionRole>,
     pub(crate) subnets: BTreeMap<String, Subnet>,
     pub(crate) groups: BTreeMap<String, SecurityGroup>,
+    pub(crate) vpcs: BTreeMap<String, Vpc>,
     pub(crate) hosts: BTreeMap<String, Host>,
+    /// The hosts' leases, by the hosts' names.
+    pub(crate) heartbeats: BTreeMap<String, Heartbeat>,
     pub(crate) attempts: BTreeMap<String, Attempts>,
 }
 
@@ -98,7 +105,52 @@ impl Index {
             .collect()
     }
 
-    pub(crate) fn snapshot(&self) -> Snapshot {
+    /// All that there may be something to do about.
+    pub(crate) fn everything(&self) -> Vec<Key> {
+        let environments = self.environments.values();
+        let uids = environments
+            .map(|e| &e.spec.pod.uid)
+            .chain(self.pods.keys());
+        let uids: BTreeSet<&String> = uids.collect();
+        let credentials = self.environments.keys().cloned().map(Key::Credentials);
+        let unmarked = self.unmarked().into_iter().map(Key::Unmarked);
+        uids.into_iter()
+            .cloned()
+            .map(Key::Pod)
+            .chain(self.interfaces.keys().cloned().map(Key::Interface))
+            .chain(credentials)
+            .chain(unmarked)
+            .collect()
+    }
+
+    /// Objects without their id or state.
+    fn unmarked(&self) -> Vec<Unmarked> {
+        let mut all = Vec::new();
+        let lacks = |status: &Option<NetworkStatus>| status.as_ref().is_none_or(|s| s.id.is_none());
+        for (name, vpc) in &self.vpcs {
+            all.extend(lacks(&vpc.status).then(|| Unmarked::Vpc(name.clone())));
+        }
+        for (name, subnet) in &self.subnets {
+            all.extend(lacks(&subnet.status).then(|| Unmarked::Subnet(name.clone())));
+        }
+        for (name, group) in &self.groups {
+            all.extend(lacks(&group.status).then(|| Unmarked::Group(name.clone())));
+        }
+        for (name, interface) in &self.interfaces {
+            let marked = interface.status.as_ref().is_some_and(|s| s.id.is_some());
+            all.extend((!marked).then(|| Unmarked::Interface(name.clone())));
+        }
+        for (name, profile) in &self.profiles {
+            let active = profile
+                .status
+                .as_ref()
+                .is_some_and(|s| s.status == ProfileState::Active);
+            all.extend((!active).then(|| Unmarked::Profile(name.clone())));
+        }
+        all
+    }
+
+    pub(crate) fn snapshot(&self, now: Timestamp) -> Snapshot {
         let mut groups = BTreeMap::new();
         for (name, group) in &self.groups {
             groups.insert(name.clone(), name.clone());
@@ -119,7 +171,10 @@ impl Index {
         let taken = self
             .interfaces
             .values()
-            .filter_map(|i| i.spec.address.parse().ok())
+            .map(|interface| &interface.spec.address)
+            // Also if somebody took the finalizer off an interface: its VM is still there.
+            .chain(self.environments.values().map(|e| &e.spec.address))
+            .filter_map(|address| address.parse().ok())
             .collect();
         Snapshot {
             profiles: self.active_profiles(),
@@ -136,12 +191,12 @@ impl Index {
             candidates: self
                 .hosts
                 .values()
-                .map(|host| self.candidate(host))
+                .map(|host| self.candidate(host, now))
                 .collect(),
         }
     }
 
-    fn candidate(&self, host: &Host) -> Candidate {
+    fn candidate(&self, host: &Host, now: Timestamp) -> Candidate {
         let name = host.name_any();
         let holds_memory = |environment: &&Environment| {
             let terminal = environment
@@ -159,6 +214,7 @@ impl Index {
         Candidate {
             spec: host.spec.clone(),
             status: host.status.clone().unwrap_or_default(),
+            answers: self.heartbeats.get(&name).is_some_and(|h| h.answers(now)),
             used,
             name,
         }

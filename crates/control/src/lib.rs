@@ -2,21 +2,26 @@
 //!
 //! Watches fill an [`index`](index::Index); a queue works on pods and interfaces; `core` decides from the index
 //! what to do; [`execute`] does it. Nothing is kept but counts of failed attempts: a restarted control
-//! goes on from what the API server holds.
+//! goes on from what the API server holds. Of several replicas, all serve the webhook and keep an index;
+//! the one that holds the lease acts.
 
 mod certificates;
 mod credentials;
 mod execute;
 mod identity;
 mod index;
+#[cfg(test)]
+mod model;
 mod reconcile;
 mod watches;
 mod webhook;
 
+pub use monopod_ops::election::Candidate;
 pub use webhook::WebhookOptions;
 
-use kube::Client;
+use kube::{Api, Client};
 use monopod_ops::admin::Readiness;
+use monopod_ops::election;
 use monopod_ops::queue::Queue;
 use prometheus_client::registry::Registry;
 use std::net::SocketAddr;
@@ -35,6 +40,8 @@ pub struct Options {
     pub admin: SocketAddr,
     /// The control plane's version.
     pub kubernetes_version: String,
+    /// How this replica stands for election: all serve the webhook, one acts.
+    pub candidate: Candidate,
 }
 
 /// Why the control process ended.
@@ -65,13 +72,23 @@ pub async fn run(
     let index = index::Shared::default();
     let queue = Queue::default();
     let mut tasks = tokio::task::JoinSet::new();
+    let leases = Api::namespaced(client.clone(), &options.candidate.namespace);
+    let (leadership, election) = election::stand(leases, options.candidate, shutdown.clone());
     watches::spawn(&mut tasks, &client, &index, &queue, &readiness, &shutdown);
-    certificates::spawn(&mut tasks, &client, &index, &readiness, &shutdown);
+    certificates::spawn(
+        &mut tasks,
+        &client,
+        &index,
+        &leadership,
+        &readiness,
+        &shutdown,
+    );
     let reconciler = reconcile::Reconciler::new(
         client,
         index.clone(),
         queue.clone(),
         options.kubernetes_version,
+        leadership,
         &mut registry,
     );
     let webhook = webhook::serve(&options.webhook, index, &mut registry, shutdown.clone())
@@ -82,7 +99,9 @@ pub async fn run(
         Arc::new(registry),
         shutdown.clone(),
     );
-    let work = reconciler.run(PARALLEL, readiness, shutdown);
+    let work = async {
+        tokio::join!(election, reconciler.run(PARALLEL, readiness, shutdown));
+    };
     tokio::select! {
         result = webhook => result.map_err(|source| ControlError::Server { server: "webhook", source })?,
         result = admin => result.map_err(|source| ControlError::Server { server: "admin", source })?,

@@ -2,12 +2,14 @@
 
 use crate::execute::{self, ExecuteError, Subject};
 use crate::identity::{self, Unmarked};
-use crate::index::Shared;
+use crate::index::{Index, Shared};
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use monopod_api::names;
+use monopod_api::network::NetworkInterface;
 use monopod_core::lifecycle::{self, Attempts, Decision, Effect, InterfaceEffect, Observed, World};
 use monopod_ops::admin::Readiness;
+use monopod_ops::election::Leadership;
 use monopod_ops::queue::Queue;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -31,7 +33,7 @@ pub(crate) enum Key {
 }
 
 /// Delay after a failed request; the reason is mostly a changed object, which a watch shows soon.
-const RETRY: Duration = Duration::from_millis(500);
+pub(crate) const RETRY: Duration = Duration::from_millis(500);
 
 #[derive(Clone)]
 pub(crate) struct Reconciler {
@@ -40,6 +42,7 @@ pub(crate) struct Reconciler {
     queue: Queue<Key>,
     kubernetes_version: String,
     executor: execute::Executor,
+    leadership: Leadership,
     failures: Family<FailureLabels, Counter>,
 }
 
@@ -54,6 +57,7 @@ impl Reconciler {
         index: Shared,
         queue: Queue<Key>,
         kubernetes_version: String,
+        leadership: Leadership,
         registry: &mut Registry,
     ) -> Self {
         let failures = Family::default();
@@ -69,6 +73,7 @@ impl Reconciler {
             queue,
             kubernetes_version,
             executor,
+            leadership,
             failures,
         }
     }
@@ -86,16 +91,31 @@ impl Reconciler {
                 () = tokio::time::sleep(Duration::from_millis(20)) => {}
             }
         }
-        let queue = self.queue.clone();
-        queue
-            .run(parallel, shutdown, move |key| {
-                let this = self.clone();
-                async move { this.work(key).await }
-            })
-            .await;
+        let (this, queue) = (self.clone(), self.queue.clone());
+        let work = queue.run(parallel, shutdown, move |key| {
+            let this = this.clone();
+            async move { this.work(key).await }
+        });
+        tokio::join!(work, self.begin_again());
+    }
+
+    /// Looks at everything whenever this replica becomes the one that acts: what came before was not
+    /// for it to do.
+    async fn begin_again(&self) {
+        let mut leadership = self.leadership.clone();
+        while leadership.begins().await {
+            let keys = self.index.lock().everything();
+            for key in keys {
+                self.queue.add(key);
+            }
+            leadership.ends().await;
+        }
     }
 
     async fn work(&self, key: Key) {
+        if !self.leadership.holds() {
+            return;
+        }
         let result = match &key {
             Key::Pod(uid) => self.pod(uid).await,
             Key::Interface(name) => self.interface(name).await,
@@ -133,44 +153,21 @@ impl Reconciler {
 
     async fn pod(&self, uid: &str) -> Result<Option<Timestamp>, ExecuteError> {
         let environment_name = names::environment(uid);
-        let (decision, subject) = {
-            let mut index = self.index.lock();
-            let environment = index.environments.get(&environment_name);
-            let observed = Observed {
-                pod: index.pods.get(uid),
-                environment,
-                interface: index.interface_of(&environment_name),
-                node: environment.and_then(|e| index.nodes.get(&e.spec.node)),
-                attempts: index.attempts.get(uid).copied().unwrap_or_default(),
-            };
-            let snapshot = index.snapshot();
-            let world = World {
-                profiles: &snapshot.profiles,
-                roles: &snapshot.roles,
-                network: &snapshot.network,
-                candidates: &snapshot.candidates,
-                kubernetes_version: &self.kubernetes_version,
-            };
-            let decision = lifecycle::decide(
-                &observed,
-                &world,
-                seed(uid, observed.attempts),
-                Timestamp::now(),
-            );
-            let subject = Subject::of(uid, &observed);
-            index.assume(&decision.effects);
-            (decision, subject)
-        };
+        let (decision, subject) = decide(
+            &mut self.index.lock(),
+            uid,
+            &self.kubernetes_version,
+            Timestamp::now(),
+        );
         let Decision { effects, wake } = decision;
         for effect in effects {
+            if !self.leadership.holds() {
+                self.index.lock().forget_assumed(&environment_name);
+                return Ok(None);
+            }
             tracing::debug!(pod = uid, ?effect, "effect");
-            if let Effect::RememberFailure = effect {
-                let mut index = self.index.lock();
-                let attempts = index.attempts.entry(uid.to_owned()).or_default();
-                *attempts = Attempts {
-                    failures: attempts.failures + 1,
-                    last: Some(Timestamp::now()),
-                };
+            if let Effect::RememberFailure(attempts) = effect {
+                self.index.lock().attempts.insert(uid.to_owned(), attempts);
                 continue;
             }
             let requested = matches!(effect, Effect::CreateEnvironment(_));
@@ -186,18 +183,9 @@ impl Reconciler {
     }
 
     async fn interface(&self, name: &str) -> Result<Option<Timestamp>, ExecuteError> {
-        let (effect, interface) = {
-            let index = self.index.lock();
-            let Some(interface) = index.interfaces.get(name) else {
-                return Ok(None);
-            };
-            let exists = index
-                .environments
-                .contains_key(&interface.spec.environment.name);
-            (
-                lifecycle::decide_interface(interface, exists, Timestamp::now()),
-                interface.clone(),
-            )
+        let decided = decide_interface(&self.index.lock(), name, Timestamp::now());
+        let Some((effect, interface)) = decided else {
+            return Ok(None);
         };
         match effect {
             InterfaceEffect::Keep(wake) => return Ok(wake),
@@ -208,9 +196,52 @@ impl Reconciler {
     }
 }
 
+/// Decides for a pod from what the index holds, and reserves what is about to be created.
+pub(crate) fn decide(
+    index: &mut Index,
+    uid: &str,
+    kubernetes_version: &str,
+    now: Timestamp,
+) -> (Decision, Subject) {
+    let environment_name = names::environment(uid);
+    let environment = index.environments.get(&environment_name);
+    let observed = Observed {
+        pod: index.pods.get(uid),
+        environment,
+        interface: index.interface_of(&environment_name),
+        node: environment.and_then(|e| index.nodes.get(&e.spec.node)),
+        attempts: index.attempts.get(uid),
+    };
+    let snapshot = index.snapshot(now);
+    let world = World {
+        profiles: &snapshot.profiles,
+        roles: &snapshot.roles,
+        network: &snapshot.network,
+        candidates: &snapshot.candidates,
+        kubernetes_version,
+    };
+    let decision = lifecycle::decide(&observed, &world, seed(uid, observed.attempts), now);
+    let subject = Subject::of(uid, &observed);
+    index.assume(&decision.effects);
+    (decision, subject)
+}
+
+/// Decides for an interface; none if there is none of this name.
+pub(crate) fn decide_interface(
+    index: &Index,
+    name: &str,
+    now: Timestamp,
+) -> Option<(InterfaceEffect, NetworkInterface)> {
+    let interface = index.interfaces.get(name)?;
+    let environment = index.environments.get(&interface.spec.environment.name);
+    let used = environment.is_some_and(|e| e.spec.network_interface == name);
+    let effect = lifecycle::decide_interface(interface, used, now);
+    Some((effect, interface.clone()))
+}
+
 /// Spreads addresses, and tries others after a failure.
-fn seed(uid: &str, attempts: Attempts) -> u64 {
+fn seed(uid: &str, attempts: Option<&Attempts>) -> u64 {
     let mut hasher = DefaultHasher::new();
-    (uid, attempts.failures).hash(&mut hasher);
+    (uid, attempts.map_or(0, |attempts| attempts.failures)).hash(&mut hasher);
     hasher.finish()
 }

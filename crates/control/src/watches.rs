@@ -3,6 +3,8 @@
 use crate::identity::Unmarked;
 use crate::index::{Index, Shared};
 use crate::reconcile::Key;
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::runtime::watcher::Config;
 use kube::{Client, Resource, ResourceExt};
@@ -11,6 +13,7 @@ use monopod_api::host::Host;
 use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
 use monopod_api::profile::{FargateProfile, PodExecutionRole, ProfileState};
 use monopod_api::{labels, names};
+use monopod_core::placement::Heartbeat;
 use monopod_ops::admin::Readiness;
 use monopod_ops::queue::Queue;
 use monopod_ops::watch::{Change, changes};
@@ -43,17 +46,7 @@ pub(crate) fn spawn(
     watch.start(tasks, "environments", Config::default(), environment);
     watch.start(tasks, "networkinterfaces", Config::default(), interface);
     watch.start(tasks, "fargateprofiles", Config::default(), profile);
-    watch.start(
-        tasks,
-        "podexecutionroles",
-        Config::default(),
-        |i, c: Change<PodExecutionRole>| {
-            store(&mut i.roles, c);
-            // Its secrets may be others now.
-            let environments = i.environments.keys().cloned().map(Key::Credentials);
-            environments.chain(waiting(i)).collect()
-        },
-    );
+    watch.start(tasks, "podexecutionroles", Config::default(), role);
     watch.start(
         tasks,
         "subnets",
@@ -82,19 +75,22 @@ pub(crate) fn spawn(
             unmarked.into_iter().chain(waiting(i)).collect()
         },
     );
-    watch.start(tasks, "vpcs", Config::default(), |_, c: Change<Vpc>| {
-        unmarked(
+    watch.start(tasks, "vpcs", Config::default(), |i, c: Change<Vpc>| {
+        let unmarked = unmarked(
             &c,
             |s| s.status.as_ref().is_some_and(|s| s.id.is_some()),
             Unmarked::Vpc,
-        )
-        .into_iter()
-        .collect()
+        );
+        store(&mut i.vpcs, c);
+        unmarked.into_iter().collect()
     });
-    watch.start(tasks, "hosts", Config::default(), |i, c: Change<Host>| {
-        store(&mut i.hosts, c);
-        waiting(i)
-    });
+    watch.start(tasks, "hosts", Config::default(), host);
+    watch.start(
+        tasks,
+        "leases",
+        Config::default().labels(labels::HOST),
+        |i, c| lease(i, c, Timestamp::now()),
+    );
 }
 
 struct Watch<'a> {
@@ -167,30 +163,58 @@ fn unmarked<K: ResourceExt>(
     }
 }
 
-fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
+pub(crate) fn role(index: &mut Index, change: Change<PodExecutionRole>) -> Vec<Key> {
+    store(&mut index.roles, change);
+    // Its secrets may be others now.
+    let environments = index.environments.keys().cloned().map(Key::Credentials);
+    environments.chain(waiting(index)).collect()
+}
+
+pub(crate) fn host(index: &mut Index, change: Change<Host>) -> Vec<Key> {
+    if let Change::Deleted { name, .. } = &change {
+        index.heartbeats.remove(name);
+    }
+    store(&mut index.hosts, change);
+    waiting(index)
+}
+
+/// A host's lease. Anybody may have one so labelled: only the one in the host's own namespace counts.
+pub(crate) fn lease(index: &mut Index, change: Change<Lease>, now: Timestamp) -> Vec<Key> {
+    let Change::Applied(lease) = change else {
+        // A host whose lease was deleted falls silent as one that renews it no more.
+        return Vec::new();
+    };
+    let host = lease.name_any();
+    if lease.namespace() != Some(names::host_namespace(&host)) {
+        return Vec::new();
+    }
+    let renewed = lease
+        .spec
+        .and_then(|spec| spec.renew_time)
+        .map(|time| time.0);
+    let before = index.heartbeats.get(&host).copied();
+    let heartbeat = Heartbeat::seen(before, renewed, now);
+    index.heartbeats.insert(host, heartbeat);
+    if before.is_some_and(|before| before.answers(now)) {
+        return Vec::new();
+    }
+    waiting(index)
+}
+
+pub(crate) fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
     match change {
         Change::Applied(pod) => {
             let Some(uid) = pod.uid() else {
                 return Vec::new();
             };
+            // After a broken watch, a pod may have been replaced by one of its name without a word.
+            let namespace = pod.namespace().unwrap_or_default();
+            let mut gone = forget_pods(index, &namespace, &pod.name_any(), Some(&uid));
             index.pods.insert(uid.clone(), pod);
-            vec![Key::Pod(uid)]
+            gone.push(Key::Pod(uid));
+            gone
         }
-        Change::Deleted { namespace, name } => {
-            let same =
-                |pod: &Pod| pod.namespace().as_ref() == Some(&namespace) && pod.name_any() == name;
-            let gone: Vec<String> = index
-                .pods
-                .iter()
-                .filter(|(_, p)| same(p))
-                .map(|(uid, _)| uid.clone())
-                .collect();
-            for uid in &gone {
-                index.pods.remove(uid);
-                index.attempts.remove(uid);
-            }
-            gone.into_iter().map(Key::Pod).collect()
-        }
+        Change::Deleted { namespace, name } => forget_pods(index, &namespace, &name, None),
         // What the list lacked may have an environment to release.
         Change::Synced => index
             .environments
@@ -200,7 +224,22 @@ fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
     }
 }
 
-fn node(index: &mut Index, change: Change<Node>) -> Vec<Key> {
+/// Removes the pods of a name, but not the one with this uid.
+fn forget_pods(index: &mut Index, namespace: &str, name: &str, but: Option<&str>) -> Vec<Key> {
+    let Index { pods, attempts, .. } = index;
+    let gone = pods.extract_if(.., |uid, pod| {
+        pod.namespace().as_deref() == Some(namespace)
+            && pod.name_any() == name
+            && Some(uid.as_str()) != but
+    });
+    gone.map(|(uid, _)| {
+        attempts.remove(&uid);
+        Key::Pod(uid)
+    })
+    .collect()
+}
+
+pub(crate) fn node(index: &mut Index, change: Change<Node>) -> Vec<Key> {
     let name = match &change {
         Change::Applied(node) => node.name_any(),
         Change::Deleted { name, .. } => name.clone(),
@@ -214,7 +253,7 @@ fn node(index: &mut Index, change: Change<Node>) -> Vec<Key> {
         .collect()
 }
 
-fn environment(index: &mut Index, change: Change<Environment>) -> Vec<Key> {
+pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec<Key> {
     match change {
         Change::Applied(environment) => {
             let name = environment.name_any();
@@ -230,7 +269,13 @@ fn environment(index: &mut Index, change: Change<Environment>) -> Vec<Key> {
             if known.is_none_or(|old| missing(old) < missing(&environment)) {
                 keys.push(Key::Credentials(name.clone()));
             }
+            let over = |e: &Environment| e.status.as_ref().is_some_and(|s| s.phase.is_terminal());
+            let frees = over(&environment) && known.is_none_or(|old| !over(old));
             index.environments.insert(name, environment);
+            if frees {
+                // Its memory is another's to have.
+                keys.extend(waiting(index));
+            }
             keys
         }
         Change::Deleted { name, .. } => {
@@ -248,7 +293,7 @@ fn environment(index: &mut Index, change: Change<Environment>) -> Vec<Key> {
     }
 }
 
-fn interface(index: &mut Index, change: Change<NetworkInterface>) -> Vec<Key> {
+pub(crate) fn interface(index: &mut Index, change: Change<NetworkInterface>) -> Vec<Key> {
     match change {
         Change::Applied(interface) => {
             let name = interface.name_any();

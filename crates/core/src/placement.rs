@@ -1,8 +1,37 @@
 //! Which host runs a VM.
 
+use jiff::{SignedDuration, Timestamp};
 use monopod_api::host::{HostSpec, HostStatus, VM_OVERHEAD_MIB};
 use monopod_api::size::Size;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// How long a host may leave its lease as it is until nothing is placed there: as upstream's nodes.
+pub const LEASE: SignedDuration = SignedDuration::from_secs(40);
+
+/// A host's lease as it was seen. Its own clock may be wrong: only the change of its time counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Heartbeat {
+    renewed: Option<Timestamp>,
+    since: Timestamp,
+}
+
+impl Heartbeat {
+    /// The lease says that it was renewed then; `before` is what was known of it.
+    pub fn seen(before: Option<Self>, renewed: Option<Timestamp>, now: Timestamp) -> Self {
+        match before {
+            Some(before) if before.renewed == renewed => before,
+            Some(_) | None => Self {
+                renewed,
+                since: now,
+            },
+        }
+    }
+
+    /// Whether the host is there.
+    pub fn answers(self, now: Timestamp) -> bool {
+        now < self.since + LEASE
+    }
+}
 
 /// A host as the scheduler sees it.
 #[derive(Debug, Clone, PartialEq)]
@@ -13,6 +42,8 @@ pub struct Candidate {
     pub spec: HostSpec,
     /// What it said last.
     pub status: HostStatus,
+    /// Whether it renews its lease.
+    pub answers: bool,
     /// Sizes of the environments that name it, whatever their phase, until their VM is gone.
     pub used: Vec<Size>,
 }
@@ -26,6 +57,8 @@ pub struct Request<'a> {
     pub zones: &'a BTreeSet<String>,
     /// Images that the pod needs; a host that has them is preferred.
     pub images: &'a [String],
+    /// The host of the last attempt, which failed: any other is preferred.
+    pub avoid: Option<&'a str>,
     /// The control plane's version, whose minor the guests' runtime must share.
     pub kubernetes_version: &'a str,
 }
@@ -38,7 +71,7 @@ pub struct NoHost {
     pub reasons: BTreeMap<&'static str, usize>,
 }
 
-/// The host that takes the VM: one with the images if there is one, then the emptiest.
+/// The host that takes the VM: not the one where it failed, with the images if there is one, then the emptiest.
 pub fn choose<'a>(
     candidates: &'a [Candidate],
     request: &Request<'_>,
@@ -59,13 +92,16 @@ pub fn choose<'a>(
                 .iter()
                 .filter(|i| !c.status.images.contains(i))
                 .count();
-            (missing, std::cmp::Reverse(free_memory(c)), &c.name)
+            let avoided = request.avoid == Some(&c.name);
+            (avoided, missing, std::cmp::Reverse(free_memory(c)), &c.name)
         })
         .ok_or(NoHost { reasons })
 }
 
 fn refusal(candidate: &Candidate, request: &Request<'_>) -> Option<&'static str> {
-    if !candidate.status.ready {
+    if !candidate.answers {
+        Some("does not answer")
+    } else if !candidate.status.ready {
         Some("not ready")
     } else if candidate.spec.unschedulable {
         Some("cordoned")
@@ -134,9 +170,21 @@ mod tests {
             used,
             any::<bool>(),
             any::<bool>(),
+            prop::bool::weighted(0.8),
         )
             .prop_map(
-                |(name, memory_mib, cpu_millis, ready, unschedulable, zone, used, cached, old)| {
+                |(
+                    name,
+                    memory_mib,
+                    cpu_millis,
+                    ready,
+                    unschedulable,
+                    zone,
+                    used,
+                    cached,
+                    old,
+                    answers,
+                )| {
                     Candidate {
                         name,
                         spec: HostSpec {
@@ -155,10 +203,23 @@ mod tests {
                             images: if cached { vec!["i".to_owned()] } else { vec![] },
                             ..Default::default()
                         },
+                        answers,
                         used,
                     }
                 },
             )
+    }
+
+    #[test]
+    fn a_lease_counts_by_its_changes_alone() {
+        let at = |second| Timestamp::from_second(second).expect("a time");
+        // Its clock is years behind.
+        let first = Heartbeat::seen(None, Some(at(5)), at(1_000_000));
+        assert!(first.answers(at(1_000_039)) && !first.answers(at(1_000_040)));
+        let again = Heartbeat::seen(Some(first), Some(at(5)), at(1_000_030));
+        assert_eq!(again, first, "listed again, not renewed");
+        let renewed = Heartbeat::seen(Some(first), Some(at(4)), at(1_000_030));
+        assert!(renewed.answers(at(1_000_069)) && !renewed.answers(at(1_000_070)));
     }
 
     #[test]
@@ -172,22 +233,24 @@ mod tests {
     proptest! {
         /// A chosen host can take the VM without being overcommitted, and a refusal is true of all.
         #[test]
-        fn a_choice_fits_and_a_refusal_is_true(candidates in prop::collection::vec(candidate(), 0..5), pick in 0usize..8) {
+        fn a_choice_fits_and_a_refusal_is_true(candidates in prop::collection::vec(candidate(), 0..5), pick in 0usize..8, avoid in prop::option::of("[a-c]")) {
             let size = Size::all().nth(pick).expect("there are more");
             let zones = BTreeSet::from(["z1".to_owned()]);
             let images = ["i".to_owned()];
-            let request = Request { size, zones: &zones, images: &images, kubernetes_version: "v1.37.2" };
+            let request = Request { size, zones: &zones, images: &images, avoid: avoid.as_deref(), kubernetes_version: "v1.37.2" };
             let fits = |c: &Candidate| {
                 let memory: u64 = c.used.iter().chain([&size]).map(|s| u64::from(s.memory_mib) + 100).sum();
                 let cpu: u64 = c.used.iter().chain([&size]).map(|s| u64::from(s.cpu_millis)).sum();
-                c.status.ready && c.status.runtime_version.as_deref() == Some("v1.37.0") && !c.spec.unschedulable && c.spec.zone == "z1"
+                c.answers && c.status.ready && c.status.runtime_version.as_deref() == Some("v1.37.0") && !c.spec.unschedulable && c.spec.zone == "z1"
                     && memory <= u64::from(c.spec.memory_mib) && cpu <= u64::from(c.spec.cpu_millis)
             };
             match choose(&candidates, &request) {
                 Ok(chosen) => {
                     prop_assert!(fits(chosen));
                     let cached = |c: &Candidate| !c.status.images.is_empty();
-                    prop_assert!(cached(chosen) || !candidates.iter().any(|c| fits(c) && cached(c)));
+                    let failed = |c: &Candidate| avoid.as_ref() == Some(&c.name);
+                    prop_assert!(!failed(chosen) || candidates.iter().all(|c| !fits(c) || failed(c)));
+                    prop_assert!(cached(chosen) || !candidates.iter().any(|c| fits(c) && cached(c) && failed(c) == failed(chosen)));
                 }
                 Err(no) => {
                     prop_assert!(!candidates.iter().any(fits));

@@ -35,21 +35,19 @@ pub(crate) async fn follow<H: Hypervisor>(
         },
     );
     let work = async {
-        let mut owners: BTreeMap<String, Owner> = BTreeMap::new();
-        let mut tasks: JoinSet<String> = JoinSet::new();
+        let mut owners = Owners::default();
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
-                Some(ended) = tasks.join_next(), if !tasks.is_empty() => match ended {
-                    Ok(name) => { owners.remove(&name); }
+                Some(ended) = owners.tasks.join_next(), if !owners.tasks.is_empty() => match ended {
+                    Ok(name) => owners.over(&context, &view, &name),
                     Err(error) => tracing::error!(%error, "an owner task died"),
                 },
                 change = receiver.recv() => match change {
-                    Some(Change::Applied(environment)) => apply(&context, &view, &mut owners, &mut tasks, environment),
-                    // Only after our own finalizer is gone, so the owner is at its end already.
-                    Some(Change::Deleted { .. }) => {}
+                    Some(Change::Applied(environment)) => owners.apply(&context, &view, environment),
+                    Some(Change::Deleted { name, .. }) => owners.gone(&name),
                     Some(Change::Synced) => {
-                        sweep(&context, &owners.keys().cloned().collect()).await;
+                        sweep(&context, &owners.known()).await;
                         readiness.done("environments");
                     }
                     None => return,
@@ -60,31 +58,70 @@ pub(crate) async fn follow<H: Hypervisor>(
     tokio::join!(watch, work);
 }
 
-fn apply<H: Hypervisor>(
-    context: &Arc<Context<H>>,
-    view: &watch::Receiver<View>,
-    owners: &mut BTreeMap<String, Owner>,
-    tasks: &mut JoinSet<String>,
-    environment: Environment,
-) {
-    let name = environment.name_any();
-    if let Some(owner) = owners.get(&name) {
-        owner.update(environment);
-        return;
+/// The owners by their environments' names.
+#[derive(Default)]
+struct Owners {
+    current: BTreeMap<String, Owner>,
+    /// New environments of a name whose owner still ends the one before.
+    next: BTreeMap<String, Environment>,
+    tasks: JoinSet<String>,
+}
+
+impl Owners {
+    fn known(&self) -> BTreeSet<String> {
+        self.current.keys().cloned().collect()
     }
-    let released = !environment
-        .finalizers()
-        .iter()
-        .any(|f| f == monopod_api::labels::HOST_FINALIZER);
-    if released {
-        return;
+
+    fn apply<H: Hypervisor>(
+        &mut self,
+        context: &Arc<Context<H>>,
+        view: &watch::Receiver<View>,
+        environment: Environment,
+    ) {
+        let name = environment.name_any();
+        if let Some(owner) = self.current.get(&name) {
+            if owner.is_of(&environment) {
+                owner.update(environment);
+            } else {
+                owner.gone();
+                self.next.insert(name, environment);
+            }
+            return;
+        }
+        let released = !environment
+            .finalizers()
+            .iter()
+            .any(|f| f == monopod_api::labels::HOST_FINALIZER);
+        if released {
+            return;
+        }
+        let (owner, run) = owner::new(Arc::clone(context), view.clone(), environment);
+        self.current.insert(name.clone(), owner);
+        self.tasks.spawn(async move {
+            run.await;
+            name
+        });
     }
-    let (owner, run) = owner::new(Arc::clone(context), view.clone(), environment);
-    owners.insert(name.clone(), owner);
-    tasks.spawn(async move {
-        run.await;
-        name
-    });
+
+    fn gone(&mut self, name: &str) {
+        self.next.remove(name);
+        if let Some(owner) = self.current.get(name) {
+            owner.gone();
+        }
+    }
+
+    /// An owner's task has ended.
+    fn over<H: Hypervisor>(
+        &mut self,
+        context: &Arc<Context<H>>,
+        view: &watch::Receiver<View>,
+        name: &str,
+    ) {
+        self.current.remove(name);
+        if let Some(next) = self.next.remove(name) {
+            self.apply(context, view, next);
+        }
+    }
 }
 
 /// Removes what no environment has any more. An environment vanishes only after this host let it

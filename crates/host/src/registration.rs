@@ -1,11 +1,15 @@
-//! The Host object of this machine, and its heartbeat.
+//! The Host object of this machine, and the lease by which others know that it is there.
 
 use crate::hypervisor::Hypervisor;
 use crate::{Context, machine};
 use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use monopod_api::host::{Host, HostSpec};
+use monopod_api::{labels, names};
+use monopod_core::placement::LEASE;
 use monopod_ops::admin::Readiness;
 use serde_json::json;
 use std::sync::Arc;
@@ -116,12 +120,32 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
         "vmLimits": limits.set,
         "vmLimitsReason": limits.reason,
         "images": images,
-        "heartbeat": Timestamp::now().to_string(),
         "runtimeVersion": context.runtime_version,
     });
     let host = api
         .patch_status(&options.name, &parameters, &Patch::Apply(&fields))
         .await?;
     tracing::trace!(host = %host.name_any(), "heartbeat");
+    renew(context, &parameters).await?;
     Ok(ready)
+}
+
+/// Renews this host's lease. Nobody needs its duration but people: control counts by its own clock.
+async fn renew<H: Hypervisor>(
+    context: &Context<H>,
+    parameters: &PatchParams,
+) -> Result<(), kube::Error> {
+    let name = &context.options.name;
+    let api: Api<Lease> = Api::namespaced(context.client.clone(), &names::host_namespace(name));
+    let lease = json!({
+        "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
+        "metadata": {"name": name, "labels": {labels::HOST: name}},
+        "spec": {
+            "holderIdentity": name,
+            "leaseDurationSeconds": LEASE.as_secs(),
+            "renewTime": MicroTime(Timestamp::now()),
+        },
+    });
+    api.patch(name, parameters, &Patch::Apply(&lease)).await?;
+    Ok(())
 }

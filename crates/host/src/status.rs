@@ -8,6 +8,7 @@ use monopod_api::environment::{
     Environment, EnvironmentPhase, EnvironmentStatus, ImagePhase, ImageStatus, PhaseTime,
 };
 use monopod_api::timeline::Step;
+use monopod_core::owner;
 use monopod_core::timeline::record;
 use monopod_wire::ImageState;
 use serde_json::json;
@@ -92,7 +93,7 @@ impl Status {
 
     /// Enters a later phase; an earlier one is ignored.
     pub(crate) fn enter(&mut self, phase: EnvironmentPhase) {
-        if phase <= self.current.phase || self.current.phase.is_terminal() {
+        if !owner::enters(self.current.phase, phase) {
             return;
         }
         self.current.phase = phase;

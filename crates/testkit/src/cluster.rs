@@ -4,7 +4,7 @@ use crate::remains::Site;
 use serde_json::Value;
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 /// What a command printed, and whether it succeeded.
@@ -174,6 +174,22 @@ impl Cluster {
     /// Runs `monopod` for this cluster.
     pub fn monopod(&self, arguments: &[&str]) -> Output {
         self.run(arguments, "")
+    }
+
+    /// Starts `monopod` for this cluster, to be ended by the caller.
+    ///
+    /// # Panics
+    /// If it does not start.
+    pub fn start(&self, arguments: &[&str]) -> Child {
+        Command::new(&self.monopod)
+            .arg("--data")
+            .arg(self.data())
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("monopod starts")
     }
 
     /// Runs kubectl as the administrator, whatever comes of it.

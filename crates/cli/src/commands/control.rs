@@ -3,28 +3,48 @@
 use crate::cluster::{client, pki};
 use crate::settings::{Layout, LocalPort};
 use clap::Args;
-use monopod_control::{Options, WebhookOptions};
+use monopod_control::{Candidate, Options, WebhookOptions};
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 #[derive(Args, Debug)]
-pub(crate) struct Control {}
+pub(crate) struct Control {
+    /// Name of this replica: one acts, and each needs a name of its own
+    #[arg(long)]
+    identity: Option<String>,
+    /// Where this replica serves the webhook, instead of the cluster's port for it
+    #[arg(long)]
+    webhook_address: Option<SocketAddr>,
+    /// Where it serves `/readyz` and `/metrics`, instead of the cluster's port for it
+    #[arg(long)]
+    admin_address: Option<SocketAddr>,
+}
 
 impl Control {
     pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
-        let Self {} = self;
+        let Self {
+            identity,
+            webhook_address,
+            admin_address,
+        } = self;
         monopod_ops::logs::init();
         let settings = layout.read_settings()?;
         let shutdown = monopod_ops::shutdown::on_signal()?;
         let (certificate, key) = pki::files(&layout.pki(), "webhook");
         let options = Options {
             webhook: WebhookOptions {
-                address: settings.local(LocalPort::Webhook),
+                address: webhook_address.unwrap_or_else(|| settings.local(LocalPort::Webhook)),
                 certificate,
                 key,
                 client_ca: pki::files(&layout.pki(), "webhook-ca").0,
             },
-            admin: settings.local(LocalPort::ControlAdmin),
+            admin: admin_address.unwrap_or_else(|| settings.local(LocalPort::ControlAdmin)),
             kubernetes_version: monopod_api::KUBERNETES_VERSION.to_owned(),
+            candidate: Candidate {
+                namespace: "kube-system".to_owned(),
+                name: "monopod-control".to_owned(),
+                identity: identity.unwrap_or_else(|| settings.host_name.clone()),
+            },
         };
         let client = client::connect(&layout.kubeconfig("control")).await?;
         monopod_control::run(client, options, shutdown).await?;

@@ -3,6 +3,7 @@
 mod control;
 mod doctor;
 mod down;
+mod explain;
 mod host;
 mod image;
 mod kubectl;
@@ -47,6 +48,8 @@ enum Command {
     Status(status::Status),
     /// Find what is wrong with this machine and its cluster, and say the remedy
     Doctor(doctor::Doctor),
+    /// Tell where a pod is on its way, why, and what comes next
+    Explain(explain::Explain),
     /// Show a pod's start, step by step
     Trace(trace::Trace),
     /// Run kubectl as the cluster's administrator
@@ -62,7 +65,7 @@ enum Command {
     Profile(profile::Profile),
     /// Run the control process (the supervisor does)
     Control(control::Control),
-    /// Add machines to the cluster
+    /// The cluster's machines
     Host(host::Host),
     /// Keep the parts running (`up` starts it)
     #[command(hide = true)]
@@ -122,6 +125,7 @@ fn run(layout: &Layout, command: Command) -> anyhow::Result<ExitCode> {
         Command::Down(down) => single(down.run(layout)),
         Command::Status(status) => single(status.run(layout)),
         Command::Doctor(doctor) => single(doctor.run(layout)),
+        Command::Explain(explain) => single(explain.run(layout)),
         Command::Trace(trace) => single(trace.run(layout)),
         Command::Kubeconfig => {
             let path = layout.kubeconfig("admin");

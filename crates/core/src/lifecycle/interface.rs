@@ -19,13 +19,19 @@ pub enum InterfaceEffect {
     Delete,
 }
 
-/// Decides for one interface.
+/// Decides for one interface. `used`: there is an environment with this very interface.
+///
+/// An interface outlives its environment, whoever asks for its deletion: control's finalizer on it is
+/// given up with [`InterfaceEffect::Delete`] alone.
 pub fn decide_interface(
     interface: &NetworkInterface,
-    environment_exists: bool,
+    used: bool,
     now: Timestamp,
 ) -> InterfaceEffect {
     let status = interface.status.clone().unwrap_or_default();
+    if used {
+        return InterfaceEffect::Keep(None);
+    }
     match status.phase {
         InterfacePhase::Cooling => {
             let until = status.cooling_until.map_or(now, |t| t.0);
@@ -35,7 +41,6 @@ pub fn decide_interface(
                 InterfaceEffect::Keep(Some(until))
             }
         }
-        InterfacePhase::InUse if environment_exists => InterfaceEffect::Keep(None),
         InterfacePhase::InUse => {
             let limit = interface
                 .metadata

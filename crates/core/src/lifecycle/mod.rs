@@ -16,6 +16,7 @@
 
 mod interface;
 mod place;
+mod provisioning;
 mod release;
 mod statuses;
 
@@ -30,14 +31,16 @@ use crate::admission::Profiles;
 use crate::placement::Candidate;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
-use monopod_api::environment::{Environment, EnvironmentPhase, PodReference};
+use monopod_api::environment::Environment;
 use monopod_api::network::NetworkInterface;
 use monopod_api::profile::PodExecutionRoleSpec;
-use monopod_api::{labels, messages, names};
+use monopod_api::{labels, names};
 use std::collections::BTreeMap;
 
 /// How long a VM may take from its request to its Ready node.
 pub const PROVISIONING_LIMIT: SignedDuration = SignedDuration::from_secs(180);
+/// How long an environment may lack its interface, which was created before it.
+const INTERFACE_LIMIT: SignedDuration = SignedDuration::from_secs(20);
 /// How long after the end of its grace period a node may take to end its pod.
 pub const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(5);
 /// How long the pod's own final status may take to arrive after its VM has ended.
@@ -54,17 +57,19 @@ pub struct Observed<'a> {
     pub interface: Option<&'a NetworkInterface>,
     /// The node that the environment names.
     pub node: Option<&'a Node>,
-    /// What control remembers of failed attempts.
-    pub attempts: Attempts,
+    /// What control remembers of failed attempts, if there were any.
+    pub attempts: Option<&'a Attempts>,
 }
 
 /// Failed attempts to provision for a pod; forgotten when control restarts, which only retries sooner.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempts {
     /// How many failed.
     pub failures: u32,
-    /// When the last one did.
-    pub last: Option<Timestamp>,
+    /// When the next one is made.
+    pub next: Timestamp,
+    /// The host of the last one; another is preferred.
+    pub host: String,
 }
 
 /// What a new environment is chosen from.
@@ -108,8 +113,8 @@ pub enum Effect {
         /// For people.
         message: String,
     },
-    /// Counts a failed attempt.
-    RememberFailure,
+    /// Keeps what is known of failed attempts, this one with them.
+    RememberFailure(Attempts),
     /// Asks for the environment's end.
     DeleteEnvironment,
     /// Writes the pod's end, since its VM cannot any more.
@@ -160,11 +165,11 @@ impl Decision {
 pub fn decide(observed: &Observed<'_>, world: &World<'_>, seed: u64, now: Timestamp) -> Decision {
     if let Some(environment) = observed.environment {
         if environment.metadata.deletion_timestamp.is_some() {
-            return release::released(observed, environment);
+            return release::released(observed, environment, world, now);
         }
         return match observed.pod {
             None => Decision::now([Effect::DeleteEnvironment]),
-            Some(pod) => with_environment(observed, pod, environment, now),
+            Some(pod) => with_environment(observed, pod, environment, seed, now),
         };
     }
     match observed.pod {
@@ -180,13 +185,14 @@ fn without_environment(
     seed: u64,
     now: Timestamp,
 ) -> Decision {
-    match (node_of(pod), is_terminal(pod)) {
-        (Some(node), false) if names::is_fargate_node(node) => release::lost(
+    match node_of(pod) {
+        Some(node) if names::is_fargate_node(node) => release::lost(
             pod,
             "the environment of this pod no longer exists; its controller, if it has one, makes a new pod",
         ),
-        (Some(_), _) | (None, true) => Decision::idle(),
-        (None, false) => place::place(observed, pod, world, seed, now),
+        Some(_) => Decision::idle(),
+        None if is_terminal(pod) => Decision::idle(),
+        None => place::place(observed, pod, world, seed, now),
     }
 }
 
@@ -194,94 +200,29 @@ fn with_environment(
     observed: &Observed<'_>,
     pod: &Pod,
     environment: &Environment,
+    seed: u64,
     now: Timestamp,
 ) -> Decision {
     let status = environment.status.clone().unwrap_or_default();
     match node_of(pod) {
         None if is_terminal(pod) => Decision::now([Effect::DeleteEnvironment]),
-        None => provisioning(observed, pod, environment, now),
+        None => provisioning::decide(observed, pod, environment, seed, now),
         Some(node) if node != environment.spec.node => Decision::now([Effect::DeleteEnvironment]),
         Some(_) if status.phase.is_terminal() => release::ended(pod, environment, now),
         Some(_) => release::terminating(pod, now),
     }
 }
 
-/// The pod waits for its node.
-fn provisioning(
-    observed: &Observed<'_>,
-    pod: &Pod,
-    environment: &Environment,
-    now: Timestamp,
-) -> Decision {
-    let status = environment.status.clone().unwrap_or_default();
-    let PodReference {
-        namespace, name, ..
-    } = &environment.spec.pod;
-    if status.phase.is_terminal() {
-        let reason = status
-            .reason
-            .unwrap_or_else(|| format!("{:?}", status.phase));
-        let detail = status
-            .message
-            .unwrap_or_else(|| "the VM ended before the pod was bound".to_owned());
-        return give_up(format!(
-            "{}: {reason}: {detail}",
-            messages::provisioning_timed_out(namespace, name)
-        ));
-    }
-    let deadline = environment
-        .metadata
-        .creation_timestamp
-        .as_ref()
-        .map(|t| t.0 + PROVISIONING_LIMIT);
-    if deadline.is_some_and(|deadline| deadline <= now) {
-        return give_up(format!(
-            "{}: the node was not ready after {PROVISIONING_LIMIT:#} (phase {:?})",
-            messages::provisioning_timed_out(namespace, name),
-            status.phase
-        ));
-    }
-    if status.phase >= EnvironmentPhase::Registered
-        && observed
-            .node
-            .is_some_and(|node| is_ready_for(node, environment))
-    {
-        return Decision::now([Effect::Bind {
-            node: environment.spec.node.clone(),
-        }]);
-    }
-    let mut effects = Vec::new();
-    let size = environment.spec.size.to_string();
-    let annotations = pod.metadata.annotations.as_ref();
-    if annotations.and_then(|all| all.get(labels::CAPACITY_PROVISIONED)) != Some(&size) {
-        effects.push(Effect::Annotate(vec![(labels::CAPACITY_PROVISIONED, size)]));
-    }
-    let nominated = pod
-        .status
-        .as_ref()
-        .and_then(|s| s.nominated_node_name.as_ref());
-    if nominated != Some(&environment.spec.node) {
-        effects.push(Effect::Nominate {
-            node: Some(environment.spec.node.clone()),
-        });
-    }
-    Decision {
-        effects,
-        wake: deadline,
-    }
-}
-
-/// Undoes an attempt; the pod is placed anew once the environment is gone.
-fn give_up(message: String) -> Decision {
-    Decision::now([
-        Effect::RememberFailure,
-        Effect::Explain {
-            reason: "Unschedulable",
-            message,
-        },
-        Effect::Nominate { node: None },
-        Effect::DeleteEnvironment,
-    ])
+/// Whether an environment must stay after all: its end was decided from a pod as it was `seen`, and
+/// this is the pod of that name as it is now. Nothing is destroyed because a watch is behind.
+pub fn stays(environment: &Environment, seen: Option<&Pod>, current: Option<&Pod>) -> bool {
+    let uid = &environment.spec.pod.uid;
+    let same = current.filter(|pod| pod.metadata.uid.as_ref() == Some(uid));
+    same.is_some_and(|pod| {
+        let runs_there = node_of(pod) == Some(&environment.spec.node)
+            && pod.metadata.deletion_timestamp.is_none();
+        seen.is_none() || runs_there
+    })
 }
 
 /// Whether a node is the one that the environment made, and Ready.

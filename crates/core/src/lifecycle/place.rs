@@ -1,7 +1,6 @@
 //! Choosing host, subnet and address for a pod that has no environment.
 
 use super::{Decision, Effect, Observed, World};
-use crate::backoff::Backoff;
 use crate::image::{credentials, reference::normalise};
 use crate::placement::{self, Request};
 use crate::sizing::{self, Requirement, SizingError};
@@ -73,20 +72,17 @@ pub(super) fn place(
     if !super::is_ours(pod) || pod.metadata.deletion_timestamp.is_some() || gated {
         return Decision::idle();
     }
-    if let Some(last) = observed.attempts.last {
-        let next = last + Backoff::PROVISIONING.delay(observed.attempts.failures);
-        if now < next {
-            return Decision::at(next);
-        }
+    if let Some(attempts) = observed.attempts.filter(|attempts| now < attempts.next) {
+        return Decision::at(attempts.next);
     }
     match request(observed, pod, world, seed, now) {
         Ok(effects) => Decision::now(effects),
-        Err(waits) => explain(pod, waits),
+        Err(Waits { reason, message }) => explain(pod, reason, message),
     }
 }
 
 /// Says why the pod waits, unless its condition says so already.
-fn explain(pod: &Pod, waits: Waits) -> Decision {
+pub(super) fn explain(pod: &Pod, reason: &'static str, message: String) -> Decision {
     let said = pod
         .status
         .iter()
@@ -94,15 +90,12 @@ fn explain(pod: &Pod, waits: Waits) -> Decision {
         .any(|c| {
             c.type_ == "PodScheduled"
                 && c.status == "False"
-                && c.message.as_deref() == Some(&waits.message)
+                && c.message.as_deref() == Some(&message)
         });
     if said {
         return Decision::idle();
     }
-    Decision::now([Effect::Explain {
-        reason: waits.reason,
-        message: waits.message,
-    }])
+    Decision::now([Effect::Explain { reason, message }])
 }
 
 fn request(
@@ -136,6 +129,7 @@ fn request(
         size: required.size,
         zones: &zones,
         images: &references,
+        avoid: observed.attempts.map(|attempts| attempts.host.as_str()),
         kubernetes_version: world.kubernetes_version,
     };
     let host = placement::choose(world.candidates, &wanted)
@@ -156,7 +150,7 @@ fn request(
                     ))
                 })
                 .ok_or_else(|| Waits::unschedulable(no_address(&subnets)))?;
-            let new = NetworkInterface::new(
+            let mut new = NetworkInterface::new(
                 &names::network_interface(address),
                 NetworkInterfaceSpec {
                     address: address.to_string(),
@@ -169,6 +163,7 @@ fn request(
                     host: host.name.clone(),
                 },
             );
+            new.metadata.finalizers = Some(vec![labels::CONTROL_FINALIZER.to_owned()]);
             (address, Some(Effect::CreateInterface(Box::new(new))))
         };
     let mut environment = Environment::new(

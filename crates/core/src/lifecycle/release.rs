@@ -1,13 +1,21 @@
 //! The end of an environment: released, lost, or not ending by itself.
 
-use super::{Decision, Effect, FINAL_STATUS_MARGIN, Observed, TERMINATION_MARGIN, is_terminal};
+use super::{
+    Decision, Effect, FINAL_STATUS_MARGIN, Observed, TERMINATION_MARGIN, World, is_terminal, place,
+};
+use crate::placement::LEASE;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use monopod_api::environment::Environment;
-use monopod_api::labels;
+use monopod_api::environment::{Environment, PodReference};
+use monopod_api::{labels, messages};
 
 /// The environment is being deleted. The host goes first: nothing is freed under a living VM.
-pub(super) fn released(observed: &Observed<'_>, environment: &Environment) -> Decision {
+pub(super) fn released(
+    observed: &Observed<'_>,
+    environment: &Environment,
+    world: &World<'_>,
+    now: Timestamp,
+) -> Decision {
     let holds = |finalizer: &str| {
         environment
             .metadata
@@ -16,7 +24,10 @@ pub(super) fn released(observed: &Observed<'_>, environment: &Environment) -> De
             .flatten()
             .any(|f| f == finalizer)
     };
-    if holds(labels::HOST_FINALIZER) || !holds(labels::CONTROL_FINALIZER) {
+    if holds(labels::HOST_FINALIZER) {
+        return waits_for_host(observed, environment, world, now);
+    }
+    if !holds(labels::CONTROL_FINALIZER) {
         return Decision::idle();
     }
     let mut effects = vec![Effect::DeleteNode];
@@ -31,6 +42,36 @@ pub(super) fn released(observed: &Observed<'_>, environment: &Environment) -> De
         effects.extend(lost(pod, "the environment of this pod was deleted").effects);
     }
     Decision::now(effects)
+}
+
+/// A pod whose attempt was given up waits for a host that may still run its VM.
+fn waits_for_host(
+    observed: &Observed<'_>,
+    environment: &Environment,
+    world: &World<'_>,
+    now: Timestamp,
+) -> Decision {
+    let host = &environment.spec.host;
+    let silent = world
+        .candidates
+        .iter()
+        .all(|candidate| candidate.name != *host || !candidate.answers);
+    let waits = |pod: &&Pod| super::node_of(pod).is_none() && !is_terminal(pod);
+    match observed.pod.filter(waits) {
+        Some(pod) if silent => {
+            let PodReference {
+                namespace, name, ..
+            } = &environment.spec.pod;
+            let message = format!(
+                "{}: host {host} does not answer, and may still run the pod's VM; the next try is made once the host is back, or forgotten with `monopod host forget {host}`",
+                messages::provisioning_timed_out(namespace, name),
+            );
+            place::explain(pod, "Unschedulable", message)
+        }
+        // Whether it falls silent shows by then.
+        Some(_) => Decision::at(now + LEASE),
+        None => Decision::idle(),
+    }
 }
 
 /// The pod's VM is gone for good.
@@ -70,7 +111,8 @@ pub(super) fn terminating(pod: &Pod, now: Timestamp) -> Decision {
     };
     let deadline = end + TERMINATION_MARGIN;
     if deadline <= now {
-        return Decision::now([Effect::DeleteEnvironment, Effect::DeletePod]);
+        // The pod follows when its VM has ended: until then it may be running.
+        return Decision::now([Effect::DeleteEnvironment]);
     }
     Decision::at(deadline)
 }

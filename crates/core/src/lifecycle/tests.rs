@@ -1,6 +1,7 @@
 use super::*;
 use crate::admission::Profiles;
 use crate::testing::{self, ADDRESS};
+use monopod_api::environment::EnvironmentPhase;
 use monopod_api::host::{HostSpec, HostStatus};
 use monopod_api::network::{InterfacePhase, NetworkInterfaceStatus};
 use monopod_api::profile::{FargateProfileSpec, Selector};
@@ -15,7 +16,7 @@ struct Cluster {
     environment: Option<Environment>,
     interface: Option<NetworkInterface>,
     node: Option<Node>,
-    attempts: Attempts,
+    attempts: Option<Attempts>,
     profiles: Profiles,
     roles: BTreeMap<String, PodExecutionRoleSpec>,
     network: Network,
@@ -55,6 +56,7 @@ impl Cluster {
                 runtime_version: Some("v1.37.2".to_owned()),
                 ..Default::default()
             },
+            answers: true,
             used: Vec::new(),
         };
         Self {
@@ -62,7 +64,7 @@ impl Cluster {
             environment: None,
             interface: None,
             node: None,
-            attempts: Attempts::default(),
+            attempts: None,
             profiles: Profiles::from([("fp-default".to_owned(), profile)]),
             roles: BTreeMap::from([("default".to_owned(), PodExecutionRoleSpec::default())]),
             network: Network {
@@ -82,7 +84,7 @@ impl Cluster {
             environment: self.environment.as_ref(),
             interface: self.interface.as_ref(),
             node: self.node.as_ref(),
-            attempts: self.attempts,
+            attempts: self.attempts.as_ref(),
         };
         let world = World {
             profiles: &self.profiles,
@@ -165,12 +167,7 @@ impl Cluster {
                     .expect("conditions");
                 }
             }
-            Effect::RememberFailure => {
-                self.attempts = Attempts {
-                    failures: self.attempts.failures + 1,
-                    last: Some(self.now),
-                };
-            }
+            Effect::RememberFailure(attempts) => self.attempts = Some(attempts),
             Effect::DeleteEnvironment => {
                 if let Some(environment) = &mut self.environment {
                     environment.metadata.deletion_timestamp = stamp(self.now);
@@ -294,11 +291,10 @@ fn a_failed_attempt_is_undone_explained_and_tried_again_later() {
     cluster.step();
     assert!(cluster.environment.is_none());
     cluster.interface = None;
-    let waits = cluster.decide();
-    assert_eq!(
-        (waits.effects.len(), waits.wake),
-        (0, Some(cluster.now + SignedDuration::from_secs(2)))
-    );
+    let next = cluster.attempts.as_ref().map(|attempts| attempts.next);
+    assert_eq!(cluster.decide().wake, next);
+    assert!(next.is_some_and(|next| next <= cluster.now + SignedDuration::from_secs(2)));
+    assert_eq!(cluster.decide().effects, []);
     cluster.now += SignedDuration::from_secs(2);
     cluster.step();
     assert!(cluster.environment.is_some());
@@ -425,6 +421,9 @@ fn a_node_that_does_not_end_its_pod_is_overruled() {
     assert_eq!(cluster.decide(), Decision::at(end + TERMINATION_MARGIN));
     cluster.now = end + TERMINATION_MARGIN;
     cluster.step();
+    assert!(cluster.pod.is_some(), "its VM may still run");
+    cluster.host(EnvironmentPhase::Running);
+    cluster.step();
     assert!(cluster.pod.is_none());
 }
 
@@ -478,7 +477,7 @@ proptest! {
                 Happening::ControlKilledAfter(count) => {
                     let decision = cluster.decide();
                     cluster.carry_out(decision, count);
-                    cluster.attempts = Attempts::default();
+                    cluster.attempts = None;
                 }
                 Happening::InterfaceSwept => {
                     if let Some(interface) = cluster.interface.clone() {

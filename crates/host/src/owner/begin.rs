@@ -6,6 +6,7 @@ use crate::network;
 use crate::policy::View;
 use monopod_api::environment::{Environment, EnvironmentPhase};
 use monopod_api::timeline::Step;
+use monopod_core::owner::{self, Begin, Found};
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -31,35 +32,44 @@ impl<H: Hypervisor> State<H> {
         }
         // A VM gets the environment's name once and for good, before its guest is told anything.
         let had_vm = self.context.hypervisor.has(&self.name);
-        match self.context.hypervisor.adopt(&self.name).await {
-            Ok(Some((vm, events))) => {
-                tracing::info!(environment = %self.name, pod = %self.environment.spec.pod.uid, "VM adopted");
-                // The host process may have ended before it did so.
-                if let Err(message) = self.plug(vm.id()).await {
-                    self.fail(&message).await;
-                    return None;
-                }
-                for (_, squashfs) in vm.attached() {
-                    self.context.in_use.has(&self.name, &squashfs);
-                }
-                self.vm = Some(vm);
-                self.context.metrics.vms.inc();
-                self.limit_at = Some(Instant::now());
-                Some(events)
+        let adopted = match self.context.hypervisor.adopt(&self.name).await {
+            Ok(adopted) => adopted,
+            Err(error) => {
+                self.fail(&chain(&error)).await;
+                return None;
             }
-            Ok(None) if !had_vm && self.status.phase() <= EnvironmentPhase::Booting => {
-                self.start(updates).await
-            }
-            Ok(None) => {
+        };
+        let found = match (&adopted, had_vm) {
+            (Some(_), _) => Found::Running,
+            (None, true) => Found::Ended,
+            (None, false) => Found::Nothing,
+        };
+        match (owner::begin(self.status.phase(), found), adopted) {
+            (Begin::Adopt, Some((vm, events))) => self.adopt(vm, events).await,
+            (Begin::Start, _) => self.start(updates).await,
+            (Begin::Lost | Begin::Adopt, _) => {
                 self.fail("the VM was gone when the host process started")
                     .await;
                 None
             }
-            Err(error) => {
-                self.fail(&chain(&error)).await;
-                None
-            }
+            (Begin::Nothing, _) => None,
         }
+    }
+
+    async fn adopt(&mut self, vm: H::Vm, events: Events) -> Option<Events> {
+        tracing::info!(environment = %self.name, pod = %self.environment.spec.pod.uid, "VM adopted");
+        // The host process may have ended before it did so.
+        if let Err(message) = self.plug(vm.id()).await {
+            self.fail(&message).await;
+            return None;
+        }
+        for (_, squashfs) in vm.attached() {
+            self.context.in_use.has(&self.name, &squashfs);
+        }
+        self.vm = Some(vm);
+        self.context.metrics.vms.inc();
+        self.limit_at = Some(Instant::now());
+        Some(events)
     }
 
     async fn start(&mut self, updates: &mut watch::Receiver<Environment>) -> Option<Events> {

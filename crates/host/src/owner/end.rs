@@ -8,19 +8,16 @@ use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
 use monopod_api::environment::{Environment, EnvironmentPhase};
 use monopod_api::{labels, messages};
-use monopod_wire::Ended;
+use monopod_core::owner;
 use serde_json::json;
 
 impl<H: Hypervisor> State<H> {
     pub(super) async fn exited(&mut self) {
-        match self.ended.take() {
-            Some(Ended::PodFinished) => {
-                self.free().await;
-                self.status.enter(EnvironmentPhase::Finished);
-            }
-            Some(Ended::Failed { message }) => self.fail(&bounded(message)).await,
-            Some(Ended::Stopped) | None => self.fail("the VM died").await,
+        if let Some(message) = owner::failure(self.ended.take()) {
+            return self.fail(&bounded(message)).await;
         }
+        self.free().await;
+        self.status.enter(EnvironmentPhase::Finished);
     }
 
     pub(super) async fn fail(&mut self, message: &str) {
@@ -85,7 +82,7 @@ impl<H: Hypervisor> State<H> {
         let api: Api<Environment> = Api::all(self.context.client.clone());
         self.status.close();
         loop {
-            match release_finalizer(&api, &self.name).await {
+            match release_finalizer(&api, &self.environment).await {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::warn!(environment = %self.name, error = &error as &dyn std::error::Error, "finalizer not given up; tried again");
@@ -96,8 +93,11 @@ impl<H: Hypervisor> State<H> {
     }
 }
 
-async fn release_finalizer(api: &Api<Environment>, name: &str) -> Result<(), kube::Error> {
-    let Some(environment) = api.get_opt(name).await? else {
+async fn release_finalizer(api: &Api<Environment>, ended: &Environment) -> Result<(), kube::Error> {
+    let name = &ended.name_any();
+    // An environment that has the name by now is another.
+    let current = api.get_opt(name).await?;
+    let Some(environment) = current.filter(|current| current.uid() == ended.uid()) else {
         return Ok(());
     };
     let finalizers: Vec<&String> = environment

@@ -28,6 +28,7 @@ use crate::{Context, lease};
 use background::{Found, keep_credentials};
 use images::{Wanted, keep_image};
 use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use logs::Answering;
 use monopod_api::environment::Environment;
@@ -54,6 +55,21 @@ pub(crate) struct Owner {
 impl Owner {
     pub(crate) fn update(&self, environment: Environment) {
         self.environment.send_replace(environment);
+    }
+
+    /// Whether this owner is of this very object, not of one that had its name before.
+    pub(crate) fn is_of(&self, environment: &Environment) -> bool {
+        self.environment.borrow().metadata.uid == environment.metadata.uid
+    }
+
+    /// The object is gone, whoever removed this host's finalizer from it: everything is freed.
+    pub(crate) fn gone(&self) {
+        self.environment.send_modify(|environment| {
+            let metadata = &mut environment.metadata;
+            metadata
+                .deletion_timestamp
+                .get_or_insert_with(|| Time(Timestamp::now()));
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod admission;
 mod apps;
+mod control;
 mod dns;
 mod doctor;
 mod identity;
@@ -128,6 +129,10 @@ const CHECKS: &[Check] = &[
     (
         "lifecycle::control_killed_between_nomination_and_binding",
         lifecycle::control_killed,
+    ),
+    (
+        "control::another_acts_within_15_seconds",
+        control::takes_turns,
     ),
     (
         "lifecycle::a_vm_that_dies_fails_its_pod",

@@ -1,5 +1,6 @@
 //! `monopod host`: the machines of a cluster.
 
+mod forget;
 mod join;
 mod run;
 mod token;
@@ -20,6 +21,8 @@ enum Command {
     Token(token::Token),
     /// Make this machine a host of the cluster that a token is of, and start it
     Join(join::Join),
+    /// Give up a machine that will not come back, with all its VMs
+    Forget(forget::Forget),
     /// Run the host process (the supervisor does)
     #[command(hide = true)]
     Run(run::Run),
@@ -35,6 +38,7 @@ impl Host {
         match self.command {
             Command::Token(token) => super::single(token.run(layout)),
             Command::Join(join) => super::single(join.run(layout)),
+            Command::Forget(forget) => super::single(forget.run(layout)),
             Command::Run(run) => super::several(run.run(layout)),
         }
     }

@@ -1,0 +1,58 @@
+//! `monopod explain`: where a pod is on its way, in plain words.
+
+use super::status::Output;
+use crate::cluster::client;
+use crate::settings::Layout;
+use anyhow::Context;
+use clap::Args;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt};
+use monopod_api::environment::Environment;
+use monopod_api::names;
+use monopod_core::explain::explain;
+use serde_json::json;
+use std::process::ExitCode;
+
+#[derive(Args, Debug)]
+pub(crate) struct Explain {
+    /// The pod's name
+    pod: String,
+    /// The pod's namespace
+    #[arg(short, long, default_value = "default")]
+    namespace: String,
+    /// Output format
+    #[arg(short, long, value_enum, default_value_t)]
+    output: Output,
+}
+
+impl Explain {
+    pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
+        let Self {
+            pod: name,
+            namespace,
+            output,
+        } = self;
+        let client = client::connect(&layout.kubeconfig("admin")).await?;
+        let pods: Api<Pod> = Api::namespaced(client.clone(), &namespace);
+        let pod = pods
+            .get_opt(&name)
+            .await?
+            .with_context(|| format!("there is no pod {namespace}/{name}"))?;
+        let environments: Api<Environment> = Api::all(client);
+        let of = names::environment(&pod.uid().unwrap_or_default());
+        let environment = environments.get_opt(&of).await?;
+        let told = explain(&pod, environment.as_ref(), Timestamp::now());
+        match output {
+            Output::Json => println!("{:#}", json!(told)),
+            Output::Table => {
+                println!("{}", told.state);
+                for cause in &told.because {
+                    println!("  {cause}");
+                }
+                println!("{}", told.next);
+            }
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

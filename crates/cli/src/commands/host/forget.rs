@@ -1,0 +1,111 @@
+//! `monopod host forget`: an operator says that a machine is gone, and with it all its VMs.
+
+use crate::cluster::client;
+use crate::settings::Layout;
+use anyhow::{bail, ensure};
+use clap::Args;
+use k8s_openapi::api::coordination::v1::Lease;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::{Api, Client, ResourceExt};
+use monopod_api::environment::Environment;
+use monopod_api::host::Host;
+use monopod_api::{labels, names};
+use serde_json::json;
+use std::process::ExitCode;
+use std::time::Duration;
+
+/// A host that is there renews its lease within this time, whatever its clock says.
+const RENEWAL: Duration = Duration::from_secs(15);
+
+#[derive(Args, Debug)]
+#[command(
+    after_help = "The addresses and pods of a silent host stay as they are, since its VMs may still run. \
+Say that it is gone only when it has no power, or no network for good: if it runs, a pod may run twice until it is back."
+)]
+pub(crate) struct Forget {
+    /// Name of the host
+    host: String,
+    /// The machine is off, and its VMs with it
+    #[arg(long)]
+    yes: bool,
+}
+
+impl Forget {
+    pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
+        let Self { host, yes } = self;
+        let admin = client::connect(&layout.kubeconfig("admin")).await?;
+        let hosts: Api<Host> = Api::all(admin.clone());
+        let environments: Api<Environment> = Api::all(admin.clone());
+        let selected = ListParams::default().fields(&format!("spec.host={host}"));
+        let left = environments.list(&selected).await?.items;
+        if hosts.get_opt(&host).await?.is_none() && left.is_empty() {
+            bail!(
+                "no host {host}, and no environment on one of this name; see `monopod kubectl get hosts`"
+            );
+        }
+        ensure!(
+            yes,
+            "host {host} has {} environments, whose VMs are then taken to be gone; once the machine is off, repeat this with --yes",
+            left.len()
+        );
+        ensure!(
+            !renews(&admin, &host).await?,
+            "host {host} renews its lease: it is there, and its VMs are; cordon it (spec.unschedulable), delete its pods and stop it first"
+        );
+        absent_is_fine(hosts.delete(&host, &DeleteParams::default()).await)?;
+        for environment in left {
+            release(&environments, &environment).await?;
+            let pod = &environment.spec.pod;
+            println!(
+                "{} of pod {}/{}: given up",
+                environment.name_any(),
+                pod.namespace,
+                pod.name
+            );
+        }
+        println!("host {host} is forgotten");
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+async fn renews(admin: &Client, host: &str) -> anyhow::Result<bool> {
+    let leases: Api<Lease> = Api::namespaced(admin.clone(), &names::host_namespace(host));
+    let Some(before) = leases.get_opt(host).await? else {
+        return Ok(false);
+    };
+    tokio::time::sleep(RENEWAL).await;
+    let after = leases.get_opt(host).await?;
+    Ok(after.is_some_and(|after| after.resource_version() != before.resource_version()))
+}
+
+/// Deletes an environment in its host's place: control frees the rest.
+async fn release(api: &Api<Environment>, environment: &Environment) -> anyhow::Result<()> {
+    let name = environment.name_any();
+    let only = DeleteParams::default().preconditions(Preconditions {
+        uid: environment.uid(),
+        resource_version: None,
+    });
+    absent_is_fine(api.delete(&name, &only).await)?;
+    let Some(current) = api.get_opt(&name).await? else {
+        return Ok(());
+    };
+    let finalizers = current.finalizers().iter();
+    let finalizers: Vec<&String> = finalizers
+        .filter(|f| *f != labels::HOST_FINALIZER)
+        .collect();
+    let patch = json!({"metadata": {
+        "uid": environment.uid(), "resourceVersion": current.resource_version(), "finalizers": finalizers,
+    }});
+    absent_is_fine(
+        api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await,
+    )
+}
+
+fn absent_is_fine<T>(result: Result<T, kube::Error>) -> anyhow::Result<()> {
+    match result {
+        Ok(_) => Ok(()),
+        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
+        Err(error) => Err(error.into()),
+    }
+}

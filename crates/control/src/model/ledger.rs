@@ -1,0 +1,146 @@
+//! What happened to each pod by whose doing, and which of the invariants that broke.
+
+use super::api::Api;
+use super::guest::{State, Vm, is_ready};
+use super::machine::Machine;
+use k8s_openapi::api::core::v1::{Node, Pod};
+use kube::ResourceExt;
+use monopod_api::environment::Environment;
+use std::collections::{BTreeMap, BTreeSet};
+
+#[derive(Debug, Default)]
+pub(super) struct Ledger {
+    /// Pods that a fault or a person aimed at: their VM was killed, their objects deleted, their host lost.
+    aimed_at: BTreeSet<String>,
+    /// Pods that a person or the node controller deleted.
+    deleted: BTreeSet<String>,
+    /// Pods as they were seen after the step before: name and whether they were over.
+    pods: BTreeMap<String, (String, bool)>,
+    bound: BTreeSet<String>,
+    /// The first broken invariant.
+    pub(super) broken: Option<String>,
+    pub(super) ran: BTreeSet<String>,
+}
+
+impl Ledger {
+    pub(super) fn aim_at(&mut self, pod_uid: &str) {
+        self.aimed_at.insert(pod_uid.to_owned());
+    }
+
+    pub(super) fn delete(&mut self, pod_uid: &str) {
+        self.deleted.insert(pod_uid.to_owned());
+    }
+
+    pub(super) fn breaks(&mut self, invariant: u8, what: &str) {
+        self.broken
+            .get_or_insert_with(|| format!("invariant {invariant}: {what}"));
+    }
+
+    pub(super) fn finished(&mut self, pod_uid: &str) {
+        self.aim_at(pod_uid);
+    }
+
+    /// A guest runs a pod.
+    pub(super) fn runs(&mut self, pod: &Pod, vm: &Vm) {
+        if pod.metadata.uid.as_ref() != Some(&vm.pod.uid) {
+            self.breaks(4, &format!("{} runs {}", vm.environment, pod.name_any()));
+        }
+        self.ran.insert(vm.pod.uid.clone());
+    }
+
+    /// A host ended a living VM.
+    pub(super) fn ended_by_host(&mut self, api: &Api, vm: &Vm) {
+        let pod = api
+            .list::<Pod>()
+            .find(|p| p.metadata.uid.as_ref() == Some(&vm.pod.uid));
+        let Some(pod) = pod else {
+            return;
+        };
+        let bound = pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+        let wanted = pod.metadata.deletion_timestamp.is_none() && !is_over(pod);
+        if bound && wanted && !self.aimed_at.contains(&vm.pod.uid) {
+            self.breaks(
+                6,
+                &format!("the living VM of the bound pod {} was ended", vm.pod.uid),
+            );
+        }
+    }
+
+    /// To be called after every step.
+    pub(super) fn check(&mut self, api: &Api, machines: &[Machine]) {
+        let mut uids = BTreeSet::new();
+        let mut addresses = BTreeMap::new();
+        for vm in machines
+            .iter()
+            .flat_map(|m| &m.vms)
+            .filter(|vm| vm.is_alive())
+        {
+            if !uids.insert(&vm.pod.uid) {
+                self.breaks(1, &format!("the pod {} has two living VMs", vm.pod.uid));
+            }
+            if let Some(other) = addresses.insert(&vm.address, &vm.environment) {
+                let text = format!("{} and {} both have {}", other, vm.environment, vm.address);
+                self.breaks(2, &text);
+            }
+        }
+        self.check_bindings(api);
+        self.check_pods(api, machines);
+    }
+
+    fn check_bindings(&mut self, api: &Api) {
+        for pod in api.list::<Pod>() {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            let Some(node) = pod.spec.as_ref().and_then(|s| s.node_name.as_ref()) else {
+                continue;
+            };
+            if !self.bound.insert(uid.clone()) {
+                continue;
+            }
+            let environment = api.list::<Environment>().find(|e| e.spec.pod.uid == uid);
+            let made_for_it = environment.is_some_and(|e| e.spec.node == *node);
+            let object = api.get::<Node>(node);
+            let provider = object.and_then(|n| n.spec.as_ref()?.provider_id.as_ref());
+            let its_own = provider.is_none_or(|p| p.ends_with(&format!("env-{uid}")));
+            // A node may vanish or fall silent while the binding is on its way.
+            let never_was = object.is_none() && !self.aimed_at.contains(&uid);
+            let silent = object.is_some_and(|n| !is_ready(n)) && !self.aimed_at.contains(&uid);
+            if !made_for_it || !its_own || never_was || silent {
+                self.breaks(
+                    3,
+                    &format!(
+                        "the pod {uid} was bound to {node}, which is not the Ready node made for it"
+                    ),
+                );
+            }
+        }
+    }
+
+    fn check_pods(&mut self, api: &Api, machines: &[Machine]) {
+        let mut now = BTreeMap::new();
+        for pod in api.list::<Pod>() {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            now.insert(uid, (pod.name_any(), is_over(pod)));
+        }
+        for (uid, (name, was_over)) in std::mem::replace(&mut self.pods, now.clone()) {
+            if was_over || self.aimed_at.contains(&uid) {
+                continue;
+            }
+            let over = now.get(&uid).is_none_or(|(_, over)| *over);
+            if over && !self.deleted.contains(&uid) {
+                self.breaks(6, &format!("the pod {uid} ({name}) ended by nobody's will"));
+            }
+            let runs = |vm: &Vm| vm.pod.uid == uid && matches!(vm.state, State::Running);
+            if !now.contains_key(&uid) && machines.iter().flat_map(|m| &m.vms).any(runs) {
+                self.breaks(
+                    5,
+                    &format!("the pod {uid} ({name}) vanished before its VM ended"),
+                );
+            }
+        }
+    }
+}
+
+pub(super) fn is_over(pod: &Pod) -> bool {
+    let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
+    matches!(phase, Some("Succeeded" | "Failed"))
+}

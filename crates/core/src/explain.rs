@@ -1,0 +1,279 @@
+//! Where a pod is on its way, in plain words: for `monopod explain`.
+
+use crate::lifecycle;
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use monopod_api::environment::{Environment, EnvironmentPhase, ImagePhase};
+use serde::Serialize;
+
+/// What is, why, and what comes next or is to be done.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Explanation {
+    /// Where the pod is.
+    pub state: String,
+    /// What was tried, and what is in the way.
+    pub because: Vec<String>,
+    /// What comes next by itself, or what to do.
+    pub next: String,
+}
+
+/// Explains a pod by what there is of it.
+pub fn explain(pod: &Pod, environment: Option<&Environment>, now: Timestamp) -> Explanation {
+    let status = pod.status.clone().unwrap_or_default();
+    let phase = status.phase.as_deref().unwrap_or("Pending");
+    let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
+    if !lifecycle::is_ours(pod) {
+        let scheduler = pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
+        return Explanation {
+            state: format!("It is no Fargate pod: {} schedules it.", scheduler.unwrap_or("nobody")),
+            because: Vec::new(),
+            next: "`monopod profile match -f POD.yaml` says which profile would take it, and why not; then delete it and create it again.".to_owned(),
+        };
+    }
+    if matches!(phase, "Succeeded" | "Failed") {
+        let reason = [status.reason, status.message].into_iter().flatten();
+        return Explanation {
+            state: format!("It has ended: {phase}."),
+            because: reason.collect(),
+            next: "`kubectl logs` shows what it wrote until it is deleted. Its controller, if it has one, replaces it.".to_owned(),
+        };
+    }
+    if let Some(end) = &pod.metadata.deletion_timestamp {
+        return deleted(end.0, environment, now);
+    }
+    match (node, environment) {
+        (Some(node), _) => bound(pod, node, environment),
+        (None, Some(environment)) => on_its_way(environment, now),
+        (None, None) => waits(pod, now),
+    }
+}
+
+fn deleted(end: Timestamp, environment: Option<&Environment>, now: Timestamp) -> Explanation {
+    let host = environment.map(|e| e.spec.host.as_str());
+    let next = match host {
+        _ if now < end => "Its containers have until then to end by themselves.".to_owned(),
+        Some(host) => format!(
+            "Host {host} has to end its VM. If that machine is gone for good: `monopod host forget {host}`."
+        ),
+        None => "It vanishes at once.".to_owned(),
+    };
+    Explanation {
+        state: format!("It is being deleted; its grace period ends at {end:.0}."),
+        because: Vec::new(),
+        next,
+    }
+}
+
+fn bound(pod: &Pod, node: &str, environment: Option<&Environment>) -> Explanation {
+    let status = pod.status.clone().unwrap_or_default();
+    let containers = status.init_container_statuses.iter().flatten();
+    let containers = containers.chain(status.container_statuses.iter().flatten());
+    let mut because: Vec<String> = containers.filter_map(waiting).collect();
+    because.extend(environment.iter().flat_map(|e| images(e)));
+    let host = environment.map_or("an unknown host", |e| e.spec.host.as_str());
+    let next = if because.is_empty() {
+        "Nothing is in its way.".to_owned()
+    } else {
+        "What failed is tried again by itself; `kubectl describe pod` has its events, `kubectl logs --previous` the last words of a container that ended.".to_owned()
+    };
+    let phase = status.phase.as_deref().unwrap_or("Pending");
+    Explanation {
+        state: format!("It is {phase} on node {node}, a VM on host {host}."),
+        because,
+        next,
+    }
+}
+
+/// What keeps a container from running.
+fn waiting(status: &ContainerStatus) -> Option<String> {
+    let waiting = status.state.as_ref()?.waiting.as_ref()?;
+    let reason = waiting.reason.as_deref().unwrap_or("waits");
+    let message = waiting.message.iter().map(|m| format!(": {m}"));
+    Some(format!(
+        "Container {} {reason}{}",
+        status.name,
+        message.collect::<String>()
+    ))
+}
+
+/// What is missing of the images.
+fn images(environment: &Environment) -> Vec<String> {
+    let images = environment.status.iter().flat_map(|s| &s.images);
+    images
+        .filter_map(|image| match image.state {
+            ImagePhase::Present => None,
+            ImagePhase::Failed => {
+                let why = image.message.as_deref().unwrap_or("for an unknown reason");
+                Some(format!("Image {} is not there: {why}", image.reference))
+            }
+            ImagePhase::Pulling => {
+                let mebibytes = |bytes: Option<u64>| bytes.unwrap_or(0) >> 20;
+                let (done, total) = (mebibytes(image.done_bytes), mebibytes(image.total_bytes));
+                Some(format!(
+                    "Image {}: {done} of {total} MiB are pulled",
+                    image.reference
+                ))
+            }
+        })
+        .collect()
+}
+
+fn on_its_way(environment: &Environment, now: Timestamp) -> Explanation {
+    let status = environment.status.clone().unwrap_or_default();
+    let host = &environment.spec.host;
+    let entered = status.phases.last().map(|last| last.time.0);
+    let created = environment
+        .metadata
+        .creation_timestamp
+        .as_ref()
+        .map(|t| t.0);
+    let since = entered.or(created).unwrap_or(now);
+    if environment.metadata.deletion_timestamp.is_some() {
+        return Explanation {
+            state: format!("An attempt on host {host} is taken back."),
+            because: status.message.into_iter().collect(),
+            next: format!(
+                "It is tried again once the host has ended the VM. If that machine is gone for good: `monopod host forget {host}`."
+            ),
+        };
+    }
+    let next = match status.phase {
+        EnvironmentPhase::Requested => "The host takes a VM from its pool, or starts one.",
+        EnvironmentPhase::Booting => "The guest says that it is ready, and is told who it is.",
+        EnvironmentPhase::Joining => "The guest registers its node.",
+        EnvironmentPhase::Registered | EnvironmentPhase::Running => "The pod is bound to its node.",
+        EnvironmentPhase::Finished | EnvironmentPhase::Failed => {
+            "The attempt is taken back, and made again."
+        }
+    };
+    Explanation {
+        state: format!(
+            "Its VM on host {host} is {:?} since {since:.0}.",
+            status.phase
+        ),
+        because: status
+            .message
+            .into_iter()
+            .chain(images(environment))
+            .collect(),
+        next: format!(
+            "{next} What takes too long is taken back and tried again, on another host if there is one."
+        ),
+    }
+}
+
+fn waits(pod: &Pod, now: Timestamp) -> Explanation {
+    let gates = pod
+        .spec
+        .iter()
+        .flat_map(|s| s.scheduling_gates.iter().flatten());
+    let gates: Vec<&str> = gates.map(|gate| gate.name.as_str()).collect();
+    if !gates.is_empty() {
+        return Explanation {
+            state: "It waits for its scheduling gates.".to_owned(),
+            because: vec![format!("Gates: {}", gates.join(", "))],
+            next: "Whoever set them has to remove them.".to_owned(),
+        };
+    }
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|s| s.conditions.iter().flatten());
+    let told = conditions
+        .into_iter()
+        .find(|c| c.type_ == "PodScheduled" && c.status == "False");
+    let since = told
+        .and_then(|c| c.last_transition_time.as_ref())
+        .map_or(now, |time| time.0);
+    Explanation {
+        state: format!("It has no VM, and waits since {since:.0}."),
+        because: told.and_then(|c| c.message.clone()).into_iter().collect(),
+        next: "It starts by itself as soon as what it waits for is there; nothing needs to be deleted.".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing;
+    use serde_json::json;
+
+    fn changed(change: &serde_json::Value) -> Pod {
+        let mut pod = serde_json::to_value(testing::pod("uid-1")).expect("plain data");
+        json_patch::merge(&mut pod, change);
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    /// Each state has words of its own, with the name of what to look at.
+    #[test]
+    fn each_state_is_told() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let booting = testing::in_phase(
+            testing::environment("uid-1"),
+            EnvironmentPhase::Booting,
+            "2026-01-01T00:00:00Z",
+        );
+        let mut leaving = booting.clone();
+        leaving.metadata.deletion_timestamp =
+            changed(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))
+                .metadata
+                .deletion_timestamp;
+        let waiting = json!({"conditions": [{"type": "PodScheduled", "status": "False", "message": "no room",
+            "lastTransitionTime": "2025-12-31T23:00:00Z"}]});
+        let cases = vec![
+            (
+                changed(&json!({"spec": {"schedulerName": "default-scheduler"}})),
+                None,
+                "default-scheduler",
+            ),
+            (
+                changed(&json!({"status": {"phase": "Failed", "reason": "EnvironmentLost"}})),
+                None,
+                "EnvironmentLost",
+            ),
+            (
+                changed(&json!({"metadata": {"deletionTimestamp": "2025-12-31T23:59:00Z"}})),
+                Some(&booting),
+                "forget host-1",
+            ),
+            (
+                changed(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}})),
+                Some(&booting),
+                "until then",
+            ),
+            (
+                changed(&json!({"spec": {"nodeName": "n"}, "status": {"phase": "Running"}})),
+                Some(&booting),
+                "Nothing is in its way",
+            ),
+            (
+                changed(
+                    &json!({"spec": {"nodeName": "n"}, "status": {"containerStatuses": [{"name": "c", "image": "i", "imageID": "",
+                    "ready": false, "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}}),
+                ),
+                Some(&booting),
+                "Container c ErrImagePull: denied",
+            ),
+            (
+                changed(&json!({})),
+                Some(&booting),
+                "host host-1 is Booting since 2026-01-01T00:00:00Z",
+            ),
+            (changed(&json!({})), Some(&leaving), "taken back"),
+            (
+                changed(&json!({"spec": {"schedulingGates": [{"name": "g"}]}})),
+                None,
+                "Gates: g",
+            ),
+            (
+                changed(&json!({ "status": waiting })),
+                None,
+                "waits since 2025-12-31T23:00:00Z",
+            ),
+        ];
+        for (pod, environment, words) in cases {
+            let told = serde_json::to_string(&explain(&pod, environment, now)).expect("text");
+            assert!(told.contains(words), "{words}: {told}");
+        }
+    }
+}

@@ -1,0 +1,102 @@
+//! Two control processes: both serve, one acts.
+
+use crate::lifecycle::part;
+use crate::{START, namespace, shell_pod};
+use monopod_testkit::{Cluster, kill, wait};
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Child;
+use std::time::Duration;
+
+/// What is promised: the loss of the one that acts is covered within this time.
+const COVERED: Duration = Duration::from_secs(15);
+
+/// A process of the test, which ends with it.
+struct Ended(Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A frozen process, which goes on after the test.
+struct Frozen(i32);
+
+impl Frozen {
+    fn new(pid: i32) -> Self {
+        signal(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
+}
+
+fn signal(pid: i32, signal: Signal) {
+    let pid = Pid::from_raw(pid).expect("not zero");
+    kill_process(pid, signal).expect("it is there");
+}
+
+fn holder(cluster: &Cluster) -> String {
+    let lease = cluster.get("kube-system", "lease", "monopod-control");
+    let lease = lease.unwrap_or_default();
+    lease["spec"]["holderIdentity"]
+        .as_str()
+        .unwrap_or_default()
+        .to_owned()
+}
+
+/// Waits until another than this one acts.
+fn takes_over(cluster: &Cluster, from: &str) -> String {
+    wait("another control acts", COVERED, || {
+        let now = holder(cluster);
+        if now.is_empty() || now == from {
+            Err(now)
+        } else {
+            Ok(now)
+        }
+    })
+}
+
+/// One that is frozen and thaws, and one that is killed: each time the other acts within 15 seconds,
+/// and no pod gets a second environment.
+pub(crate) fn takes_turns(cluster: &Cluster) {
+    namespace(cluster, "turns");
+    let first = holder(cluster);
+    assert!(!first.is_empty(), "nobody acts");
+    let second = Ended(cluster.start(&[
+        "control",
+        "--identity=second",
+        "--webhook-address=127.0.0.1:0",
+        "--admin-address=127.0.0.1:0",
+    ]));
+    let (pid, restarts) = part(cluster, "control");
+    let frozen = Frozen::new(pid);
+    assert_eq!(takes_over(cluster, &first), "second");
+    drop(frozen);
+    // The first serves the webhook again; the second acts.
+    cluster.apply(&shell_pod("turns", "by-the-second", "sleep 100000"));
+    let pod = cluster.wait_ready("turns", "by-the-second", START);
+    let uid = pod["metadata"]["uid"].clone();
+    assert_eq!(holder(cluster), "second");
+    assert_eq!(
+        part(cluster, "control"),
+        (pid, restarts),
+        "the first thawed, and lives"
+    );
+    kill(i32::try_from(second.0.id()).expect("a process id"));
+    cluster.apply(&shell_pod("turns", "by-the-first", "sleep 100000"));
+    assert_eq!(takes_over(cluster, "second"), first);
+    cluster.wait_ready("turns", "by-the-first", START);
+    let kept = cluster
+        .get("turns", "pod", "by-the-second")
+        .unwrap_or_default();
+    assert_eq!(kept["metadata"]["uid"], uid);
+    assert_eq!(kept["status"]["phase"], "Running");
+    drop(second);
+    cluster.kubectl(&["delete", "namespace", "turns", "--wait=false"]);
+}
