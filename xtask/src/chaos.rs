@@ -1,6 +1,6 @@
-//! `cargo xtask chaos`: searches for an order of faults that breaks something.
+//! `cargo xtask chaos`: searches for an order of faults that breaks something, in a model and on real VMs.
 
-use crate::dist::cargo;
+use crate::dist::{build, cargo, with_dist};
 use crate::kernel::run;
 use anyhow::Result;
 use clap::Subcommand;
@@ -17,11 +17,24 @@ pub(crate) enum Chaos {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Bring up a cluster of two machines, and kill, freeze or cut off its parts in each phase of a pod's
+    /// life; prints what was lost and what stayed
+    #[command(disable_help_flag = true)]
+    Real {
+        /// How often, and which faults
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<String>,
+    },
 }
 
 impl Chaos {
     pub(crate) fn run(self) -> Result<()> {
         match self {
+            Self::Real { arguments } => {
+                let dist = build()?;
+                let mut command = cargo(&["run", "--quiet", "--package", "monopod-chaos", "--"]);
+                run(with_dist(command.args(arguments), &dist))
+            }
             Self::Model { schedules, seed } => run(cargo(&[
                 "test",
                 "--release",

@@ -1,3 +1,4 @@
+use crate::lifecycle::slow_pod;
 use crate::{START, event_messages, namespace, shell_pod};
 use monopod_testkit::{Cluster, wait};
 use serde_json::{Value, json};
@@ -46,12 +47,14 @@ fn bind(cluster: &Cluster, namespace: &str, pod: &str, node: &str) -> monopod_te
 /// The policy is one wall; the node itself is another, which is seen once the first is taken away.
 pub(crate) fn second_pod(cluster: &Cluster) {
     namespace(cluster, "second");
-    cluster.apply(&shell_pod("second", "first", "sleep 1000"));
+    // Of a size that no other check has, so that its VM boots.
+    cluster.apply(&slow_pod("second", "first", "3700Mi"));
     // Bound by hand while the VM still starts, and once more when the pod runs.
-    let node = wait("a node is nominated", Duration::from_secs(20), || {
+    let node = wait("it has a node", Duration::from_secs(20), || {
         let pod = cluster.get("second", "pod", "first").unwrap_or_default();
-        pod["status"]["nominatedNodeName"]
-            .as_str()
+        let nominated = pod["status"]["nominatedNodeName"].as_str();
+        nominated
+            .or_else(|| pod["spec"]["nodeName"].as_str())
             .map(str::to_owned)
             .ok_or_else(|| pod["status"].to_string())
     });

@@ -160,7 +160,7 @@ pub(crate) fn control_killed(cluster: &Cluster) {
 }
 
 /// A pod of a size that no VM was made for yet, so that its start takes seconds.
-fn slow_pod(namespace: &str, name: &str, memory: &str) -> Value {
+pub(crate) fn slow_pod(namespace: &str, name: &str, memory: &str) -> Value {
     let mut pod = shell_pod(namespace, name, "sleep 1000");
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
     pod

@@ -25,7 +25,7 @@ pub(crate) fn down(cluster: Cluster) {
     let mounts = std::fs::read_to_string("/proc/self/mounts").expect("mounts");
     assert!(!mounts.contains(&data.display().to_string()), "{mounts}");
     let tables = output_of("nft", &["list", "tables"]);
-    assert!(!tables.contains("monopod"), "{tables}");
+    assert!(!tables.contains(&name), "{tables}");
     assert!(!cluster.monopod(&["status"]).out.contains("PART"));
     drop(cluster);
 }
