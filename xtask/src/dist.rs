@@ -9,7 +9,7 @@
 //! ```
 
 use crate::kernel::run;
-use crate::{KUBERNETES_VERSION, guest_image, helm, images, packages};
+use crate::{KUBERNETES_VERSION, guest_image, helm, images, packages, sdk};
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -108,6 +108,7 @@ pub(crate) fn build_for_tests(dist: &Path) -> Result<()> {
     let out = dist.join("tests");
     step("images and tools of the tests", || {
         images::build_for_tests(&out, &cache().join("downloads"))?;
+        sdk::fetch(&out.join("sdk"))?;
         helm::fetch(&out.join("helm"))
     })
 }

@@ -15,6 +15,7 @@ mod images;
 mod kernel;
 mod packages;
 mod ruleset;
+mod sdk;
 mod test;
 mod up;
 

@@ -19,6 +19,8 @@ pub const PRIORITY: i32 = 2_000_001_000;
 
 /// Finalizer by which control frees the node, its lease and its certificate requests.
 pub const CONTROL_FINALIZER: &str = "monopod.dev/control";
+/// Finalizer by which control drains the pods of a profile.
+pub const PROFILE_FINALIZER: &str = "monopod.dev/profile";
 /// Finalizer by which a host ends the VM and frees its tap and disks.
 pub const HOST_FINALIZER: &str = "monopod.dev/host";
 /// Label on certificate requests: the environment they were made for.
@@ -42,6 +44,27 @@ pub const BOOTSTRAP_USER_PREFIX: &str = "system:bootstrap:";
 pub const BOOTSTRAP_SECRET_PREFIX: &str = "bootstrap-token-";
 /// Namespace of tokens.
 pub const BOOTSTRAP_NAMESPACE: &str = "kube-system";
+
+/// Service account annotation with the ARN of the IAM role that its pods' SDKs assume.
+pub const IAM_ROLE: &str = "eks.amazonaws.com/role-arn";
+/// Service account annotation: whom the token is for.
+pub const IAM_AUDIENCE: &str = "eks.amazonaws.com/audience";
+/// Service account annotation: `true` lets SDKs ask the region's STS.
+pub const IAM_REGIONAL_STS: &str = "eks.amazonaws.com/sts-regional-endpoints";
+/// Annotation of a service account, or of a pod before it: seconds that the token is good for.
+pub const IAM_TOKEN_EXPIRATION: &str = "eks.amazonaws.com/token-expiration";
+/// Pod annotation: containers, with commas between, that are given no role.
+pub const IAM_SKIP_CONTAINERS: &str = "eks.amazonaws.com/skip-containers";
+/// Pod label that keeps its service account's role from it.
+pub const IAM_SKIP_POD: &str = "eks.amazonaws.com/skip-pod-identity-webhook";
+
+/// EKS's own name for the webhook, so that tools which look for it find it.
+pub const WEBHOOK: &str = "0500-amazon-eks-fargate-mutation.amazonaws.com";
+/// The same webhook for `kube-system`, where pods are stored also while it does not answer.
+pub const WEBHOOK_OF_KUBE_SYSTEM: &str =
+    "kube-system.0500-amazon-eks-fargate-mutation.amazonaws.com";
+/// Who events on profiles are from.
+pub const PROFILE_REPORTER: &str = "fargate-manager";
 
 /// User name of the control process.
 pub const CONTROL_USER: &str = "monopod:control";

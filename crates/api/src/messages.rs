@@ -35,6 +35,42 @@ pub fn pod_not_supported(parts: &[String]) -> String {
     format!("Pod not supported on Fargate: {}", parts.join(", "))
 }
 
+/// The message for a pod that requires of its node what none of the profile's zones has.
+pub fn node_unmet(requirements: &[String]) -> String {
+    format!(
+        "node(s) didn't match Pod's node affinity/selector: no Fargate node in the zones of the profile's subnets meets {}; remove it, or let no profile select the pod",
+        requirements.join(", ")
+    )
+}
+
+/// Why a profile is blocked whose role does not exist.
+pub const ROLE_IS_MISSING: &str = "Pod execution role is not found in auth config or does not have \
+     all required permissions for launching fargate pods.";
+/// Why a profile is blocked whose role does not let it use the role.
+pub const ROLE_DOES_NOT_TRUST: &str = "Failed to assume PodExecutionRole; Please make sure the role \
+     exists and trusts the eks-fargate-pods.amazonaws.com service principal";
+
+/// The message of a profile that waits for another one's creation.
+pub fn cannot_create_profile(profile: &str, other: &str) -> String {
+    format!(
+        "Cannot create Fargate Profile {profile} because this cluster currently has Fargate profile {other} in status CREATING"
+    )
+}
+
+/// The message of a profile that waits for another one's deletion.
+pub fn cannot_delete_profile(profile: &str, other: &str) -> String {
+    format!(
+        "Cannot Delete Fargate Profile {profile} because this cluster currently has Fargate profile {other} in status DELETING"
+    )
+}
+
+/// The message for pods of a profile that cannot launch any.
+pub fn profile_blocked(profile: &str, why: &str) -> String {
+    format!(
+        "Misconfigured Fargate Profile: fargate profile {profile} blocked for new launches due to: {why}"
+    )
+}
+
 /// The message of the event after the binding.
 pub fn assigned(namespace: &str, name: &str, node: &str) -> String {
     format!("Successfully assigned {namespace}/{name} to {node}")

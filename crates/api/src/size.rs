@@ -53,6 +53,21 @@ impl Size {
         })
     }
 
+    /// This much and no more, if the table's largest size has it; never less than its smallest.
+    ///
+    /// Memory is rounded up to 128 MiB, since each size of memory needs a VM template of its own.
+    pub fn exact(cpu_millis: u64, memory_mib: u64) -> Option<Self> {
+        let (smallest, largest) = (Self::all().next()?, Self::all().last()?);
+        let size = Self {
+            cpu_millis: u32::try_from(cpu_millis).ok()?.max(smallest.cpu_millis),
+            memory_mib: u32::try_from(memory_mib.checked_next_multiple_of(128)?)
+                .ok()?
+                .max(smallest.memory_mib),
+        };
+        let fits = size.cpu_millis <= largest.cpu_millis && size.memory_mib <= largest.memory_mib;
+        fits.then_some(size)
+    }
+
     /// Whole virtual CPUs that the VM is given; a fraction is enforced by a quota.
     pub fn vcpus(self) -> u32 {
         self.cpu_millis.div_ceil(1000)

@@ -55,6 +55,15 @@ pub struct Settings {
     /// Memory for VMs in MiB; default: three quarters of the machine's
     #[arg(long)]
     pub vm_memory_mib: Option<u32>,
+    /// URL that service account tokens name as their issuer, where you publish what the API server answers without
+    /// credentials at /.well-known/openid-configuration and /openid/v1/jwks; default: a name inside the cluster
+    #[arg(long, value_name = "URL", value_parser = issuer)]
+    #[serde(default)]
+    pub issuer: Option<String>,
+    /// Most Fargate profiles; EKS's quota, which is raised there on request. May be raised by another `up`
+    #[arg(long, default_value_t = MAX_PROFILES)]
+    #[serde(default = "max_profiles")]
+    pub max_profiles: usize,
     /// Leave out an add-on that a new cluster starts with
     #[arg(long, value_enum)]
     #[serde(default)]
@@ -85,6 +94,13 @@ fn random_network() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0).to_le_bytes();
     u32::from_le_bytes([random[0], random[1], random[2], 0])
+}
+
+/// EKS's quota.
+const MAX_PROFILES: usize = 10;
+
+fn max_profiles() -> usize {
+    MAX_PROFILES
 }
 
 /// Enough for a pod after another; a burst empties any pool.
@@ -249,6 +265,13 @@ impl Settings {
         }
     }
 
+    /// Whom service account tokens name as their issuer.
+    pub fn issuer_url(&self) -> String {
+        self.issuer
+            .clone()
+            .unwrap_or_else(|| format!("https://kubernetes.default.svc.{}", self.cluster_domain))
+    }
+
     /// A server's address on loopback.
     pub fn local(&self, port: LocalPort) -> SocketAddr {
         SocketAddr::new(
@@ -287,6 +310,17 @@ pub fn short_name(text: &str) -> Result<String, String> {
     valid
         .then(|| text.to_owned())
         .ok_or_else(|| "one to seven lower-case letters or digits".to_owned())
+}
+
+/// As the API server wants it, which else does not publish its keys.
+fn issuer(text: &str) -> Result<String, String> {
+    let valid = text.len() > "https://".len()
+        && text.starts_with("https://")
+        && !text.ends_with('/')
+        && !text.contains(['?', '#', ' ']);
+    valid
+        .then(|| text.to_owned())
+        .ok_or_else(|| "an https:// URL without a slash at its end".to_owned())
 }
 
 fn link_range(text: &str) -> Result<Ipv4Net, String> {

@@ -17,6 +17,7 @@ use monopod_api::environment::{Environment, ImagePhase};
 use monopod_api::profile::SecretReference;
 use monopod_api::{labels, messages, names};
 use monopod_core::image::credentials::{Asked, Assembled, DATA_KEY, SECRET_TYPE, assemble, of_pod};
+use monopod_core::lifecycle::trusts;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -116,7 +117,11 @@ impl Credentials {
             return None;
         }
         let pod = index.pods.get(&environment.spec.pod.uid)?;
-        let role = index.roles.get(&environment.spec.pod_execution_role);
+        // Trust may be withdrawn, and a role made anew, while the pod runs.
+        let role = index
+            .roles
+            .get(&environment.spec.pod_execution_role)
+            .filter(|role| trusts(&role.spec, &environment.spec.profile));
         Some(Subject {
             role: role.map_or_else(Vec::new, |role| role.spec.image_pull_secrets.clone()),
             of_pod: of_pod(pod),

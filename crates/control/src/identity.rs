@@ -1,13 +1,11 @@
-//! Gives network objects their EC2-style ids, and profiles their state.
+//! Gives network objects their EC2-style ids.
 
-use crate::index::Shared;
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::names;
 use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
-use monopod_api::profile::FargateProfile;
 use serde::de::DeserializeOwned;
-use serde_json::{Value, json};
+use serde_json::json;
 use std::fmt::Debug;
 
 /// The id of an object; empty until it is stored.
@@ -20,45 +18,26 @@ pub(crate) fn id<K: Resource>(prefix: &str, object: &K) -> String {
         .unwrap_or_default()
 }
 
-/// An object that lacks its id or state.
+/// An object that lacks its id.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Unmarked {
     Vpc(String),
     Subnet(String),
     Group(String),
     Interface(String),
-    Profile(String),
 }
 
 /// Writes the status of an object that lacks it.
-pub(crate) async fn mark(
-    client: &Client,
-    index: &Shared,
-    unmarked: &Unmarked,
-) -> Result<(), kube::Error> {
+pub(crate) async fn mark(client: &Client, unmarked: &Unmarked) -> Result<(), kube::Error> {
     match unmarked {
-        Unmarked::Vpc(name) => patch::<Vpc>(client, name, "vpc", json!({})).await,
-        Unmarked::Subnet(name) => patch::<Subnet>(client, name, "subnet", json!({})).await,
-        Unmarked::Group(name) => patch::<SecurityGroup>(client, name, "sg", json!({})).await,
-        Unmarked::Interface(name) => {
-            patch::<NetworkInterface>(client, name, "eni", json!({})).await
-        }
-        Unmarked::Profile(name) => {
-            // Whatever is in the index selects pods: the webhook reads the index for each pod.
-            if !index.lock().profiles.contains_key(name) {
-                return Ok(());
-            }
-            patch::<FargateProfile>(client, name, "fp", json!({"status": "ACTIVE"})).await
-        }
+        Unmarked::Vpc(name) => patch::<Vpc>(client, name, "vpc").await,
+        Unmarked::Subnet(name) => patch::<Subnet>(client, name, "subnet").await,
+        Unmarked::Group(name) => patch::<SecurityGroup>(client, name, "sg").await,
+        Unmarked::Interface(name) => patch::<NetworkInterface>(client, name, "eni").await,
     }
 }
 
-async fn patch<K>(
-    client: &Client,
-    name: &str,
-    prefix: &str,
-    mut status: Value,
-) -> Result<(), kube::Error>
+async fn patch<K>(client: &Client, name: &str, prefix: &str) -> Result<(), kube::Error>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
@@ -66,8 +45,7 @@ where
     let Some(object) = api.get_opt(name).await? else {
         return Ok(());
     };
-    status["id"] = json!(id(prefix, &object));
-    let patch = json!({"metadata": {"uid": object.uid()}, "status": status});
+    let patch = json!({"metadata": {"uid": object.uid()}, "status": {"id": id(prefix, &object)}});
     api.patch_status(name, &PatchParams::default(), &Patch::Merge(patch))
         .await
         .map(|_| ())

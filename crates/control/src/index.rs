@@ -3,7 +3,7 @@
 use crate::identity::{self, Unmarked};
 use crate::reconcile::Key;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
@@ -11,10 +11,13 @@ use monopod_api::names;
 use monopod_api::network::{
     InterfacePhase, NetworkInterface, NetworkStatus, SecurityGroup, Subnet, Vpc,
 };
-use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpec, ProfileState};
+use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpec};
 use monopod_core::admission::Profiles;
+use monopod_core::contract::{self, Claims};
+use monopod_core::irsa::AccountRole;
 use monopod_core::lifecycle::{Attempts, Effect, Network, Subnet as SubnetView};
 use monopod_core::placement::{Candidate, Heartbeat};
+use monopod_core::profiles::selecting;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -36,8 +39,12 @@ pub(crate) struct Index {
     pub(crate) interfaces: BTreeMap<String, NetworkInterface>,
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) profiles: BTreeMap<String, FargateProfile>,
-    /// What [`Index::active_profiles`] gives: made when profiles change, not for each pod.
+    /// How many profiles there may be; none is no limit.
+    pub(crate) max_profiles: Option<usize>,
+    /// Those that select pods: made when profiles change, not for each pod.
     active: Arc<Profiles>,
+    /// Whether all profiles were read once.
+    are_profiles_known: bool,
     pub(crate) roles: BTreeMap<String, PodExecutionRole>,
     pub(crate) subnets: BTreeMap<String, Subnet>,
     pub(crate) groups: BTreeMap<String, SecurityGroup>,
@@ -45,6 +52,13 @@ pub(crate) struct Index {
     pub(crate) hosts: BTreeMap<String, Host>,
     /// The hosts' leases, by the hosts' names.
     pub(crate) heartbeats: BTreeMap<String, Heartbeat>,
+    /// All service accounts by namespace and name, with the IAM role of those that name one.
+    pub(crate) accounts: BTreeMap<(String, String), Option<AccountRole>>,
+    pub(crate) volumes: BTreeMap<String, PersistentVolume>,
+    /// By namespace and name.
+    pub(crate) volume_claims: BTreeMap<(String, String), PersistentVolumeClaim>,
+    /// What the claims stand for: made when they or the volumes change.
+    claims: Arc<Claims>,
     pub(crate) attempts: BTreeMap<String, Attempts>,
 }
 
@@ -53,23 +67,42 @@ pub(crate) struct Snapshot {
     pub(crate) profiles: Arc<Profiles>,
     pub(crate) roles: BTreeMap<String, PodExecutionRoleSpec>,
     pub(crate) network: Network,
+    pub(crate) claims: Arc<Claims>,
     pub(crate) candidates: Vec<Candidate>,
 }
 
 impl Index {
-    /// Profiles that select pods now; those being deleted select no more.
-    pub(crate) fn active_profiles(&self) -> Arc<Profiles> {
-        Arc::clone(&self.active)
+    /// Profiles that select pods now; none while not all were read.
+    pub(crate) fn active_profiles(&self) -> Option<Arc<Profiles>> {
+        self.are_profiles_known.then(|| Arc::clone(&self.active))
+    }
+
+    /// Whether a profile is being drained.
+    pub(crate) fn is_draining(&self) -> bool {
+        let mut profiles = self.profiles.values();
+        profiles.any(|profile| profile.metadata.deletion_timestamp.is_some())
+    }
+
+    /// To be called once all profiles were read.
+    pub(crate) fn profiles_are_known(&mut self) {
+        self.are_profiles_known = true;
+    }
+
+    pub(crate) fn profile_limit(&self) -> usize {
+        self.max_profiles.unwrap_or(usize::MAX)
     }
 
     /// To be called after each change of the profiles.
     pub(crate) fn profiles_changed(&mut self) {
-        let active = self
-            .profiles
-            .iter()
-            .filter(|(_, profile)| profile.metadata.deletion_timestamp.is_none())
-            .map(|(name, profile)| (name.clone(), profile.spec.clone()));
-        self.active = Arc::new(active.collect());
+        self.active = Arc::new(selecting(&self.profiles, self.profile_limit()));
+    }
+
+    /// To be called after each change of claims or volumes.
+    pub(crate) fn claims_changed(&mut self) {
+        let read = |(key, claim): (&(String, String), _)| {
+            (key.clone(), contract::claim(claim, &self.volumes))
+        };
+        self.claims = Arc::new(self.volume_claims.iter().map(read).collect());
     }
 
     /// The interface made for a pod that is not cooling, if there is one.
@@ -120,6 +153,7 @@ impl Index {
             .chain(self.interfaces.keys().cloned().map(Key::Interface))
             .chain(credentials)
             .chain(unmarked)
+            .chain([Key::Profiles])
             .collect()
     }
 
@@ -139,13 +173,6 @@ impl Index {
         for (name, interface) in &self.interfaces {
             let marked = interface.status.as_ref().is_some_and(|s| s.id.is_some());
             all.extend((!marked).then(|| Unmarked::Interface(name.clone())));
-        }
-        for (name, profile) in &self.profiles {
-            let active = profile
-                .status
-                .as_ref()
-                .is_some_and(|s| s.status == ProfileState::Active);
-            all.extend((!active).then(|| Unmarked::Profile(name.clone())));
         }
         all
     }
@@ -177,7 +204,7 @@ impl Index {
             .filter_map(|address| address.parse().ok())
             .collect();
         Snapshot {
-            profiles: self.active_profiles(),
+            profiles: Arc::clone(&self.active),
             roles: self
                 .roles
                 .iter()
@@ -188,6 +215,7 @@ impl Index {
                 groups,
                 taken,
             },
+            claims: Arc::clone(&self.claims),
             candidates: self
                 .hosts
                 .values()

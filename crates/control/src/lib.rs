@@ -12,6 +12,7 @@ mod identity;
 mod index;
 #[cfg(test)]
 mod model;
+mod profiles;
 mod reconcile;
 mod watches;
 mod webhook;
@@ -42,6 +43,8 @@ pub struct Options {
     pub kubernetes_version: String,
     /// How this replica stands for election: all serve the webhook, one acts.
     pub candidate: Candidate,
+    /// How many Fargate profiles the cluster may have.
+    pub max_profiles: usize,
 }
 
 /// Why the control process ended.
@@ -70,6 +73,7 @@ pub async fn run(
     let readiness = Readiness::default();
     let mut registry = Registry::with_prefix("monopod_control");
     let index = index::Shared::default();
+    index.lock().max_profiles = Some(options.max_profiles);
     let queue = Queue::default();
     let mut tasks = tokio::task::JoinSet::new();
     let leases = Api::namespaced(client.clone(), &options.candidate.namespace);

@@ -3,6 +3,7 @@
 use crate::execute::{self, ExecuteError, Subject};
 use crate::identity::{self, Unmarked};
 use crate::index::{Index, Shared};
+use crate::profiles::Profiles;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use monopod_api::names;
@@ -28,6 +29,8 @@ pub(crate) enum Key {
     Interface(String),
     /// An environment's name: its registry credentials.
     Credentials(String),
+    /// All profiles, and what the API server asks the webhook.
+    Profiles,
     /// An object without its id.
     Unmarked(Unmarked),
 }
@@ -43,6 +46,7 @@ pub(crate) struct Reconciler {
     kubernetes_version: String,
     executor: execute::Executor,
     leadership: Leadership,
+    profiles: Profiles,
     failures: Family<FailureLabels, Counter>,
 }
 
@@ -68,6 +72,7 @@ impl Reconciler {
         );
         let executor = execute::Executor::new(client.clone(), index.clone(), registry);
         Self {
+            profiles: Profiles::new(client.clone(), index.clone()),
             client,
             index,
             queue,
@@ -120,7 +125,8 @@ impl Reconciler {
             Key::Pod(uid) => self.pod(uid).await,
             Key::Interface(name) => self.interface(name).await,
             Key::Credentials(environment) => self.executor.credentials.hand_over(environment).await,
-            Key::Unmarked(unmarked) => identity::mark(&self.client, &self.index, unmarked)
+            Key::Profiles => self.profiles.reconcile().await,
+            Key::Unmarked(unmarked) => identity::mark(&self.client, unmarked)
                 .await
                 .map(|()| None)
                 .map_err(ExecuteError::from),
@@ -217,6 +223,7 @@ pub(crate) fn decide(
         profiles: &snapshot.profiles,
         roles: &snapshot.roles,
         network: &snapshot.network,
+        claims: &snapshot.claims,
         candidates: &snapshot.candidates,
         kubernetes_version,
     };

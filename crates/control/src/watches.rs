@@ -5,14 +5,17 @@ use crate::index::{Index, Shared};
 use crate::reconcile::Key;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
-use k8s_openapi::api::core::v1::{Node, Pod};
+use k8s_openapi::api::core::v1::{
+    Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
+};
 use kube::runtime::watcher::Config;
 use kube::{Client, Resource, ResourceExt};
 use monopod_api::environment::{Environment, ImagePhase};
 use monopod_api::host::Host;
 use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
-use monopod_api::profile::{FargateProfile, PodExecutionRole, ProfileState};
+use monopod_api::profile::{FargateProfile, PodExecutionRole};
 use monopod_api::{labels, names};
+use monopod_core::irsa;
 use monopod_core::placement::Heartbeat;
 use monopod_ops::admin::Readiness;
 use monopod_ops::queue::Queue;
@@ -58,7 +61,7 @@ pub(crate) fn spawn(
                 Unmarked::Subnet,
             );
             store(&mut i.subnets, c);
-            unmarked.into_iter().chain(waiting(i)).collect()
+            unmarked.into_iter().chain(launching(i)).collect()
         },
     );
     watch.start(
@@ -72,7 +75,7 @@ pub(crate) fn spawn(
                 Unmarked::Group,
             );
             store(&mut i.groups, c);
-            unmarked.into_iter().chain(waiting(i)).collect()
+            unmarked.into_iter().chain(launching(i)).collect()
         },
     );
     watch.start(tasks, "vpcs", Config::default(), |i, c: Change<Vpc>| {
@@ -84,6 +87,9 @@ pub(crate) fn spawn(
         store(&mut i.vpcs, c);
         unmarked.into_iter().collect()
     });
+    watch.start(tasks, "serviceaccounts", Config::default(), account);
+    watch.start(tasks, "persistentvolumeclaims", Config::default(), claim);
+    watch.start(tasks, "persistentvolumes", Config::default(), volume);
     watch.start(tasks, "hosts", Config::default(), host);
     watch.start(
         tasks,
@@ -152,6 +158,11 @@ fn waiting(index: &Index) -> Vec<Key> {
     index.waiting().into_iter().map(Key::Pod).collect()
 }
 
+/// What depends on what profiles name.
+fn launching(index: &Index) -> Vec<Key> {
+    [Key::Profiles].into_iter().chain(waiting(index)).collect()
+}
+
 fn unmarked<K: ResourceExt>(
     change: &Change<K>,
     marked: fn(&K) -> bool,
@@ -167,7 +178,7 @@ pub(crate) fn role(index: &mut Index, change: Change<PodExecutionRole>) -> Vec<K
     store(&mut index.roles, change);
     // Its secrets may be others now.
     let environments = index.environments.keys().cloned().map(Key::Credentials);
-    environments.chain(waiting(index)).collect()
+    environments.chain(launching(index)).collect()
 }
 
 pub(crate) fn host(index: &mut Index, change: Change<Host>) -> Vec<Key> {
@@ -212,9 +223,14 @@ pub(crate) fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
             let mut gone = forget_pods(index, &namespace, &pod.name_any(), Some(&uid));
             index.pods.insert(uid.clone(), pod);
             gone.push(Key::Pod(uid));
+            gone.extend(index.is_draining().then_some(Key::Profiles));
             gone
         }
-        Change::Deleted { namespace, name } => forget_pods(index, &namespace, &name, None),
+        Change::Deleted { namespace, name } => {
+            let mut gone = forget_pods(index, &namespace, &name, None);
+            gone.extend(index.is_draining().then_some(Key::Profiles));
+            gone
+        }
         // What the list lacked may have an environment to release.
         Change::Synced => index
             .environments
@@ -237,6 +253,42 @@ fn forget_pods(index: &mut Index, namespace: &str, name: &str, but: Option<&str>
         Key::Pod(uid)
     })
     .collect()
+}
+
+/// Nothing waits for an account: it is looked at when a pod is created.
+fn account(index: &mut Index, change: Change<ServiceAccount>) -> Vec<Key> {
+    match change {
+        Change::Applied(account) => {
+            let key = (account.namespace().unwrap_or_default(), account.name_any());
+            index.accounts.insert(key, irsa::role(&account));
+        }
+        Change::Deleted { namespace, name } => {
+            index.accounts.remove(&(namespace, name));
+        }
+        Change::Synced => {}
+    }
+    Vec::new()
+}
+
+fn claim(index: &mut Index, change: Change<PersistentVolumeClaim>) -> Vec<Key> {
+    match change {
+        Change::Applied(claim) => {
+            let key = (claim.namespace().unwrap_or_default(), claim.name_any());
+            index.volume_claims.insert(key, claim);
+        }
+        Change::Deleted { namespace, name } => {
+            index.volume_claims.remove(&(namespace, name));
+        }
+        Change::Synced => {}
+    }
+    index.claims_changed();
+    waiting(index)
+}
+
+fn volume(index: &mut Index, change: Change<PersistentVolume>) -> Vec<Key> {
+    store(&mut index.volumes, change);
+    index.claims_changed();
+    waiting(index)
 }
 
 pub(crate) fn node(index: &mut Index, change: Change<Node>) -> Vec<Key> {
@@ -322,13 +374,10 @@ pub(crate) fn interface(index: &mut Index, change: Change<NetworkInterface>) -> 
 }
 
 fn profile(index: &mut Index, change: Change<FargateProfile>) -> Vec<Key> {
-    let active = |p: &FargateProfile| {
-        p.status
-            .as_ref()
-            .is_some_and(|s| s.status == ProfileState::Active)
-    };
-    let unmarked = unmarked(&change, active, Unmarked::Profile);
+    if matches!(change, Change::Synced) {
+        index.profiles_are_known();
+    }
     store(&mut index.profiles, change);
     index.profiles_changed();
-    unmarked.into_iter().chain(waiting(index)).collect()
+    launching(index)
 }

@@ -5,19 +5,22 @@
 
 use crate::index::Shared;
 use axum::extract::{DefaultBodyLimit, State};
+use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
-use monopod_core::admission::{Admission, decide, patch};
+use monopod_core::admission::{Admission, Profiles, decide, patch, warning};
+use monopod_core::irsa::{self, AccountRole};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
 use rustls::{RootCertStore, ServerConfig};
+use serde_json::Value;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -27,6 +30,10 @@ use tokio_util::sync::CancellationToken;
 
 /// A pod is at most 1.5 MiB in etcd, and a review holds it once on creation.
 const MAX_BODY: usize = 4 << 20;
+
+/// How long a pod's service account may take to be seen, and how often it is looked for.
+const ACCOUNT_LIMIT: Duration = Duration::from_secs(1);
+const ACCOUNT_LOOK: Duration = Duration::from_millis(5);
 
 /// Where the webhook is served, and with which certificates (PEM files).
 #[derive(Debug, Clone)]
@@ -39,6 +46,8 @@ pub struct WebhookOptions {
     pub key: PathBuf,
     /// Authority of the API server's client certificate.
     pub client_ca: PathBuf,
+    /// The region that pods with an IAM role are told.
+    pub region: String,
 }
 
 /// Why certificates cannot be used.
@@ -61,6 +70,7 @@ pub enum CertificateError {
 #[derive(Clone)]
 struct Context {
     index: Shared,
+    region: Arc<str>,
     seconds: Histogram,
 }
 
@@ -82,7 +92,11 @@ pub(crate) fn serve(
         .route("/mutate", post(mutate))
         .route("/healthz", get(|| async { "ok\n" }))
         .layer(DefaultBodyLimit::max(MAX_BODY))
-        .with_state(Context { index, seconds });
+        .with_state(Context {
+            index,
+            region: options.region.as_str().into(),
+            seconds,
+        });
     let handle = axum_server::Handle::new();
     let server = axum_server::bind_rustls(options.address, tls)
         .handle(handle.clone())
@@ -125,28 +139,73 @@ fn server_config(options: &WebhookOptions) -> Result<ServerConfig, CertificateEr
 async fn mutate(
     State(context): State<Context>,
     Json(review): Json<AdmissionReview<Pod>>,
-) -> Json<AdmissionReview<DynamicObject>> {
+) -> Result<Json<AdmissionReview<DynamicObject>>, StatusCode> {
     let start = tokio::time::Instant::now();
+    // A control that was just started knows no profile yet, and must not say that none matches.
+    let profiles = context.index.lock().active_profiles();
+    let profiles = profiles.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     let request: Result<AdmissionRequest<Pod>, _> = review.try_into();
-    let answer = request.map_or_else(AdmissionResponse::invalid, |request| {
-        answer(&context.index, &request)
-    });
+    let answer = match request {
+        Ok(request) => {
+            let role = context.role(&request).await;
+            answer(&profiles, role?, &context.region, &request)
+        }
+        Err(error) => AdmissionResponse::invalid(error),
+    };
     context.seconds.observe(start.elapsed().as_secs_f64());
-    Json(answer.into_review())
+    Ok(Json(answer.into_review()))
 }
 
-fn answer(index: &Shared, request: &AdmissionRequest<Pod>) -> AdmissionResponse {
-    let response = AdmissionResponse::from(request);
+impl Context {
+    /// The IAM role of the pod's service account. The account exists, as the API server has looked at
+    /// it before, but may be so new that the watch is behind.
+    async fn role(
+        &self,
+        request: &AdmissionRequest<Pod>,
+    ) -> Result<Option<AccountRole>, StatusCode> {
+        let name = request
+            .object
+            .as_ref()
+            .and_then(|pod| pod.spec.as_ref()?.service_account_name.clone());
+        let Some(name) = name else {
+            return Ok(None);
+        };
+        let key = (request.namespace.clone().unwrap_or_default(), name);
+        let deadline = tokio::time::Instant::now() + ACCOUNT_LIMIT;
+        loop {
+            if let Some(role) = self.index.lock().accounts.get(&key) {
+                return Ok(role.clone());
+            }
+            if tokio::time::Instant::now() >= deadline {
+                return Err(StatusCode::SERVICE_UNAVAILABLE);
+            }
+            tokio::time::sleep(ACCOUNT_LOOK).await;
+        }
+    }
+}
+
+fn answer(
+    profiles: &Profiles,
+    role: Option<AccountRole>,
+    region: &str,
+    request: &AdmissionRequest<Pod>,
+) -> AdmissionResponse {
+    let mut response = AdmissionResponse::from(request);
     let Some(pod) = &request.object else {
         return response;
     };
-    let profiles = index.lock().active_profiles();
     let namespace = request.namespace.as_deref().unwrap_or_default();
-    let Admission::Select { profile } = decide(pod, namespace, &profiles) else {
-        return response;
+    let profile = match decide(pod, namespace, profiles) {
+        Admission::Select { profile } => profile,
+        Admission::Leave(left) => {
+            response.warnings = warning(pod, left).map(|warning| vec![warning]);
+            return response;
+        }
     };
+    let mut operations = patch(pod, &profile);
+    operations.extend(role.map_or_else(Vec::new, |role| irsa::patch(pod, &role, region)));
     let operations =
-        serde_json::from_value(patch(pod, &profile)).expect("our own patch is RFC 6902");
+        serde_json::from_value(Value::Array(operations)).expect("our own patch is RFC 6902");
     match response.with_patch(operations) {
         Ok(patched) => patched,
         Err(error) => AdmissionResponse::invalid(error),

@@ -25,8 +25,12 @@ pub enum Admission {
 /// Why a pod is left to other schedulers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Left {
-    /// No selector matches, or not the one of the profile that the pod names.
+    /// No selector of any profile matches.
     NoProfileMatches,
+    /// The pod's label names a profile that does not exist.
+    NamedIsMissing,
+    /// No selector of the profile that the pod's label names matches.
+    NamedDoesNotMatch,
     /// The annotation `eks.amazonaws.com/compute-type: ec2`.
     OptedOut,
     /// A `DaemonSet` owns it: one per node makes no sense on nodes of one pod.
@@ -40,22 +44,54 @@ pub fn decide(pod: &Pod, namespace: &str, profiles: &Profiles) -> Admission {
     if let Some(reason) = exempt(pod) {
         return Admission::Leave(reason);
     }
-    match profile_of(pod, namespace, profiles) {
-        Some(profile) => Admission::Select {
+    // A pod that we changed is shown again if another webhook changed it after us. Its label is ours
+    // then, not its author's wish.
+    let again = || is_ours_already(pod).then(|| first(pod, namespace, profiles, None))?;
+    if let Some(profile) = profile_of(pod, namespace, profiles).or_else(again) {
+        return Admission::Select {
             profile: profile.to_owned(),
-        },
-        None => Admission::Leave(Left::NoProfileMatches),
+        };
     }
+    Admission::Leave(match named(pod) {
+        None => Left::NoProfileMatches,
+        Some(name) if profiles.contains_key(name) => Left::NamedDoesNotMatch,
+        Some(_) => Left::NamedIsMissing,
+    })
 }
 
-/// The profile that selects a pod, by its selectors alone.
+/// What to tell who creates a pod that is left alone although its label says otherwise.
+pub fn warning(pod: &Pod, left: Left) -> Option<String> {
+    let name = named(pod)?;
+    let why = match left {
+        Left::NamedIsMissing => "does not exist",
+        Left::NamedDoesNotMatch => "has no selector that matches the pod",
+        Left::NoProfileMatches | Left::OptedOut | Left::DaemonSet | Left::PlacedByHand => {
+            return None;
+        }
+    };
+    Some(format!(
+        "metadata.labels[{}]: Fargate profile {name} {why}; the pod is left to other schedulers",
+        labels::FARGATE_PROFILE
+    ))
+}
+
+/// The profile that selects a pod, by its selectors and its label alone.
 pub fn profile_of<'a>(pod: &Pod, namespace: &str, profiles: &'a Profiles) -> Option<&'a str> {
+    first(pod, namespace, profiles, named(pod))
+}
+
+/// The first profile by name, or only the one with this name.
+fn first<'a>(
+    pod: &Pod,
+    namespace: &str,
+    profiles: &'a Profiles,
+    wanted: Option<&str>,
+) -> Option<&'a str> {
     let none = BTreeMap::new();
     let pod_labels = pod.metadata.labels.as_ref().unwrap_or(&none);
-    let named = pod_labels.get(labels::FARGATE_PROFILE);
     profiles
         .iter()
-        .filter(|(name, _)| named.is_none_or(|wanted| wanted == *name))
+        .filter(|(name, _)| wanted.is_none_or(|wanted| wanted == *name))
         .find(|(_, profile)| {
             profile
                 .selectors
@@ -63,6 +99,21 @@ pub fn profile_of<'a>(pod: &Pod, namespace: &str, profiles: &'a Profiles) -> Opt
                 .any(|s| selects(s, namespace, pod_labels))
         })
         .map(|(name, _)| name.as_str())
+}
+
+/// The profile that the pod's label names.
+fn named(pod: &Pod) -> Option<&str> {
+    let labels = pod.metadata.labels.as_ref()?;
+    labels.get(labels::FARGATE_PROFILE).map(String::as_str)
+}
+
+/// Whether [`patch`] was applied to the pod before.
+fn is_ours_already(pod: &Pod) -> bool {
+    let spec = pod.spec.as_ref();
+    spec.is_some_and(|spec| {
+        spec.scheduler_name.as_deref() == Some(labels::SCHEDULER_NAME)
+            && spec.priority_class_name.as_deref() == Some(labels::PRIORITY_CLASS)
+    })
 }
 
 /// Why one profile takes a pod or does not.
@@ -82,7 +133,7 @@ pub enum Verdict {
 pub fn judge(pod: &Pod, namespace: &str, profiles: &Profiles) -> BTreeMap<String, Verdict> {
     let none = BTreeMap::new();
     let pod_labels = pod.metadata.labels.as_ref().unwrap_or(&none);
-    let named = pod_labels.get(labels::FARGATE_PROFILE);
+    let named = named(pod);
     let taken = profile_of(pod, namespace, profiles);
     let verdict = |name: &String, profile: &FargateProfileSpec| {
         let matching = profile
@@ -147,11 +198,7 @@ pub fn exempt(pod: &Pod) -> Option<Left> {
     if annotation(labels::COMPUTE_TYPE).is_some_and(|value| value == "ec2") {
         return Some(Left::OptedOut);
     }
-    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
-    if owners
-        .iter()
-        .any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true))
-    {
+    if is_of_daemon_set(pod) {
         return Some(Left::DaemonSet);
     }
     let spec = pod.spec.as_ref()?;
@@ -164,11 +211,19 @@ pub fn exempt(pod: &Pod) -> Option<Left> {
     by_hand.then_some(Left::PlacedByHand)
 }
 
+/// Whether a `DaemonSet` controls the pod.
+pub fn is_of_daemon_set(pod: &Pod) -> bool {
+    let owners = pod.metadata.owner_references.as_deref().unwrap_or_default();
+    owners
+        .iter()
+        .any(|owner| owner.kind == "DaemonSet" && owner.controller == Some(true))
+}
+
 /// The JSON patch (RFC 6902) that makes a pod ours.
 ///
 /// Class, value and preemption policy are set together, because the priority plugin of the API
 /// server has run before any webhook and refuses a value that is not the class's.
-pub fn patch(pod: &Pod, profile: &str) -> Value {
+pub fn patch(pod: &Pod, profile: &str) -> Vec<Value> {
     let mut operations = Vec::new();
     if pod.metadata.labels.is_none() {
         operations.push(json!({"op": "add", "path": "/metadata/labels", "value": {}}));
@@ -192,7 +247,7 @@ pub fn patch(pod: &Pod, profile: &str) -> Value {
     ] {
         operations.push(json!({"op": "add", "path": path, "value": value}));
     }
-    Value::Array(operations)
+    operations
 }
 
 #[cfg(test)]
@@ -259,12 +314,73 @@ mod tests {
             )
         };
         assert_eq!(decide(&naming("b"), "default", &all), selected("b"));
-        for name in ["c", "missing"] {
+        for (name, left, why) in [
+            (
+                "c",
+                Left::NamedDoesNotMatch,
+                "c has no selector that matches",
+            ),
+            ("missing", Left::NamedIsMissing, "missing does not exist"),
+        ] {
             assert_eq!(
                 decide(&naming(name), "default", &all),
-                Admission::Leave(Left::NoProfileMatches)
+                Admission::Leave(left)
             );
+            let warning = warning(&naming(name), left).expect("a warning");
+            assert!(warning.contains(why), "{warning}");
         }
+    }
+
+    /// All that a user of EKS Fargate sees changed on a pod, and nothing else.
+    #[test]
+    fn the_whole_pod_is_as_users_know_it() {
+        let stored = json!({
+            "metadata": {"name": "web-1", "namespace": "default", "labels": {"app": "web"}, "annotations": {"a": "b"}},
+            "spec": {
+                "containers": [{"name": "web", "image": "nginx", "resources": {"requests": {"cpu": "250m"}}}],
+                "schedulerName": "default-scheduler", "priority": 0, "preemptionPolicy": "PreemptLowerPriority",
+                "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}],
+            },
+        });
+        let mut value = stored.clone();
+        let before = pod(stored);
+        let operations = Value::Array(patch(&before, "fp-default"));
+        let operations: json_patch::Patch = serde_json::from_value(operations).expect("a patch");
+        json_patch::patch(&mut value, &operations).expect("applies");
+        assert_eq!(
+            value,
+            json!({
+                "metadata": {
+                    "name": "web-1", "namespace": "default", "annotations": {"a": "b"},
+                    "labels": {"app": "web", "eks.amazonaws.com/fargate-profile": "fp-default"},
+                },
+                "spec": {
+                    "containers": [{"name": "web", "image": "nginx", "resources": {"requests": {"cpu": "250m"}}}],
+                    "schedulerName": "fargate-scheduler", "priorityClassName": "system-node-critical", "priority": 2_000_001_000,
+                    "preemptionPolicy": "PreemptLowerPriority",
+                    "tolerations": [{"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 300}],
+                },
+            })
+        );
+    }
+
+    #[test]
+    fn a_pod_that_another_webhook_changed_is_decided_anew() {
+        let all = profiles(&[("a", "*", &[("app", "web")]), ("b", "*", &[])]);
+        let labelled = |app: &str, profile: &str, scheduler: &str| {
+            pod(
+                json!({"metadata": {"labels": {"app": app, labels::FARGATE_PROFILE: profile}},
+                "spec": {"containers": [], "schedulerName": scheduler, "priorityClassName": labels::PRIORITY_CLASS}}),
+            )
+        };
+        let ours = |app: &str| labelled(app, "a", labels::SCHEDULER_NAME);
+        assert_eq!(decide(&ours("web"), "n", &all), selected("a"));
+        assert_eq!(decide(&ours("other"), "n", &all), selected("b"));
+        let by_hand = labelled("other", "a", "default-scheduler");
+        assert_eq!(
+            decide(&by_hand, "n", &all),
+            Admission::Leave(Left::NamedDoesNotMatch)
+        );
     }
 
     #[test]
@@ -362,7 +478,7 @@ mod tests {
         fn the_patch_changes_only_its_own_fields(existing in prop::option::of(prop::collection::btree_map("[a-z./]{1,8}", "[a-z]{0,4}", 0..3)), image in "[a-z]{1,9}") {
             let before = pod(json!({"metadata": {"name": "p", "labels": existing}, "spec": {"containers": [{"name": "c", "image": image}]}}));
             let mut value = serde_json::to_value(&before).expect("serialises");
-            let operations: json_patch::Patch = serde_json::from_value(patch(&before, "fp")).expect("a patch");
+            let operations: json_patch::Patch = serde_json::from_value(Value::Array(patch(&before, "fp"))).expect("a patch");
             json_patch::patch(&mut value, &operations).expect("applies");
             let after: Pod = serde_json::from_value(value).expect("still a pod");
             let spec = after.spec.clone().expect("spec");
@@ -372,6 +488,13 @@ mod tests {
             prop_assert_eq!(kept.remove(labels::FARGATE_PROFILE), Some("fp".to_owned()));
             prop_assert_eq!(kept, before.metadata.labels.clone().unwrap_or_default());
             prop_assert_eq!(spec.containers, before.spec.expect("spec").containers);
+            // Once more changes nothing.
+            let mut value = serde_json::to_value(&after).expect("serialises");
+            let operations: json_patch::Patch = serde_json::from_value(Value::Array(patch(&after, "fp"))).expect("a patch");
+            json_patch::patch(&mut value, &operations).expect("applies");
+            prop_assert_eq!(&value, &serde_json::to_value(&after).expect("serialises"));
+            let all = profiles(&[("fo", "other", &[]), ("fp", "*", &[]), ("fq", "*", &[])]);
+            prop_assert_eq!(decide(&after, "n", &all), selected("fp"));
         }
     }
 }

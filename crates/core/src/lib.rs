@@ -4,6 +4,7 @@
 
 pub mod addresses;
 pub mod admission;
+pub mod affinity;
 pub mod archive;
 pub mod backoff;
 pub mod certificates;
@@ -11,11 +12,13 @@ pub mod contract;
 pub mod doctor;
 pub mod explain;
 pub mod image;
+pub mod irsa;
 pub mod lifecycle;
 pub mod owner;
 pub mod placement;
 pub mod pod;
 pub mod pool;
+pub mod profiles;
 pub mod quantity;
 pub mod sizing;
 #[cfg(test)]

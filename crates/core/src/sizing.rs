@@ -3,6 +3,7 @@
 use crate::quantity::{self, InvalidQuantity};
 use k8s_openapi::api::core::v1::{Container, PodSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use monopod_api::profile::Sizing;
 use monopod_api::size::Size;
 use std::collections::BTreeMap;
 
@@ -72,15 +73,15 @@ pub struct Step {
 }
 
 /// The smallest size that holds the pod's requests and the runtime's own memory.
-pub fn requirement(spec: &PodSpec) -> Result<Requirement, SizingError> {
-    fitting(sum(spec, &mut |_step| {})?)
+pub fn requirement(spec: &PodSpec, sizing: Sizing) -> Result<Requirement, SizingError> {
+    fitting(sum(spec, &mut |_step| {})?, sizing)
 }
 
 /// The same with the sum that leads to it, which is complete also when no size fits.
-pub fn explain(spec: &PodSpec) -> (Vec<Step>, Result<Requirement, SizingError>) {
+pub fn explain(spec: &PodSpec, sizing: Sizing) -> (Vec<Step>, Result<Requirement, SizingError>) {
     let mut steps = Vec::new();
-    let required = sum(spec, &mut |step| steps.push(step)).and_then(fitting);
-    (steps, required)
+    let total = sum(spec, &mut |step| steps.push(step));
+    (steps, total.and_then(|total| fitting(total, sizing)))
 }
 
 /// What the pod needs over its life: the larger of any init step and of what runs together.
@@ -175,9 +176,13 @@ fn total_of(
 }
 
 /// The smallest size with at least this much.
-fn fitting(total: Amount) -> Result<Requirement, SizingError> {
+fn fitting(total: Amount, sizing: Sizing) -> Result<Requirement, SizingError> {
     let memory_mib = total.memory_bytes.div_ceil(1 << 20);
-    let size = Size::fitting(total.cpu_millis, memory_mib).ok_or(SizingError::TooLarge)?;
+    let size = match sizing {
+        Sizing::Table => Size::fitting(total.cpu_millis, memory_mib),
+        Sizing::Exact => Size::exact(total.cpu_millis, memory_mib),
+    };
+    let size = size.ok_or(SizingError::TooLarge)?;
     let storage = total.storage_bytes.div_ceil(1 << 30);
     if storage > MAX_SCRATCH_GIB {
         return Err(SizingError::TooLarge);
@@ -198,6 +203,10 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
     use serde_json::json;
+
+    fn requirement(spec: &PodSpec) -> Result<Requirement, SizingError> {
+        super::requirement(spec, Sizing::Table)
+    }
 
     fn spec(value: serde_json::Value) -> PodSpec {
         serde_json::from_value(value).expect("a pod spec")
@@ -244,10 +253,13 @@ mod tests {
 
     #[test]
     fn the_pods_own_requests_and_its_overhead_count() {
-        let (steps, required) = explain(&spec(json!({
-            "resources": {"requests": {"cpu": "1500m"}}, "overhead": {"memory": "1Gi"},
-            "containers": [asking("4", "3Gi")],
-        })));
+        let (steps, required) = explain(
+            &spec(json!({
+                "resources": {"requests": {"cpu": "1500m"}}, "overhead": {"memory": "1Gi"},
+                "containers": [asking("4", "3Gi")],
+            })),
+            Sizing::Table,
+        );
         let required = required.expect("fits");
         assert_eq!(required.size.to_string(), "2vCPU 5GB");
         let lines: Vec<&str> = steps.iter().map(|step| step.what.as_str()).collect();
@@ -262,27 +274,59 @@ mod tests {
                 "in all"
             ]
         );
-        let (steps, required) = explain(&spec(json!({"containers": [asking("17", "1Gi")]})));
+        let (steps, required) = explain(
+            &spec(json!({"containers": [asking("17", "1Gi")]})),
+            Sizing::Table,
+        );
         assert_eq!(required, Err(SizingError::TooLarge));
         assert_eq!(steps.last().expect("a sum").amount.cpu_millis, 17_000);
     }
 
     proptest! {
-        /// More is never smaller, and the order of the containers does not matter.
+        /// More of anything is never smaller in anything, and the order of the containers does not matter.
         #[test]
-        fn the_size_grows_with_the_requests(mut cpus in prop::collection::vec(0u64..3000, 1..5), more in 0u64..3000, memory in 0u64..20_000) {
-            let of = |cpus: &[u64]| {
-                let containers: Vec<_> = cpus.iter().map(|cpu| asking(&format!("{cpu}m"), &format!("{memory}Mi"))).collect();
-                requirement(&spec(json!({ "containers": containers })))
+        fn the_size_grows_with_the_requests(
+            mut asked in prop::collection::vec((0u64..3000, 0u64..20_000, 0u64..60), 1..5),
+            more in (0u64..3000, 0u64..20_000, 0u64..60),
+            exact: bool,
+        ) {
+            let sizing = if exact { Sizing::Exact } else { Sizing::Table };
+            let of = |asked: &[(u64, u64, u64)]| {
+                let containers: Vec<_> = asked.iter().map(|(cpu, memory, storage)| json!({"name": "c", "resources": {"requests":
+                    {"cpu": format!("{cpu}m"), "memory": format!("{memory}Mi"), "ephemeral-storage": format!("{storage}Gi")}}})).collect();
+                super::requirement(&spec(json!({ "containers": containers })), sizing)
             };
-            let before = of(&cpus);
-            cpus.reverse();
-            prop_assert_eq!(of(&cpus), before.clone());
-            cpus[0] += more;
-            if let (Ok(before), Ok(after)) = (before.clone(), of(&cpus)) {
-                prop_assert!(after.size.cpu_millis >= before.size.cpu_millis);
+            let before = of(&asked);
+            asked.reverse();
+            prop_assert_eq!(of(&asked), before.clone());
+            let first = &mut asked[0];
+            *first = (first.0 + more.0, first.1 + more.1, first.2 + more.2);
+            match (before, of(&asked)) {
+                (Ok(before), Ok(after)) => {
+                    prop_assert!(after.size.cpu_millis >= before.size.cpu_millis);
+                    // The table gives the least memory of the next larger vCPU count, which may be less.
+                    prop_assert!(after.size >= before.size);
+                    prop_assert!(after.scratch_gib >= before.scratch_gib);
+                    prop_assert!(!exact || after.size.memory_mib >= before.size.memory_mib);
+                }
+                (Err(_), after) => prop_assert!(after.is_err()),
+                (Ok(_), Err(error)) => prop_assert_eq!(error, SizingError::TooLarge),
             }
-            prop_assert!(before.is_ok() || of(&cpus).is_err());
+        }
+
+        /// An exact size holds what was asked for, with less to spare than the steps of the sizes.
+        #[test]
+        fn an_exact_size_is_what_was_asked_for(cpu in 0u64..20_000, memory in 0u64..130_000) {
+            let pod = spec(json!({ "containers": [asking(&format!("{cpu}m"), &format!("{memory}Mi"))] }));
+            let need = memory + RUNTIME_MEMORY_MIB;
+            match super::requirement(&pod, Sizing::Exact) {
+                Ok(Requirement { size, .. }) => {
+                    prop_assert_eq!(u64::from(size.cpu_millis), cpu.max(250));
+                    let given = u64::from(size.memory_mib);
+                    prop_assert!(given >= need && (given < need + 128 || given == 512));
+                }
+                Err(_) => prop_assert!(cpu > 16_000 || need > 120 * 1024),
+            }
         }
 
         /// The size always holds what was asked for, and none smaller does.

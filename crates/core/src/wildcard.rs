@@ -13,6 +13,20 @@ pub fn matches(pattern: &str, text: &str) -> bool {
     )
 }
 
+/// Whether everything that the inner pattern covers the outer one covers too. May miss rare cases, in
+/// which several stars of the outer share what a star of the inner stands for.
+pub fn contains(outer: &str, inner: &str) -> bool {
+    let outer: Vec<char> = outer.chars().collect();
+    let inner: Vec<char> = inner.chars().collect();
+    // A star of the inner stands for texts of any length, so only a star can take it.
+    covers(
+        &outer,
+        &inner,
+        |&token| token == '*',
+        |&token, &c| c != '*' && (token == '?' || token == c),
+    )
+}
+
 /// Whether tokens cover a whole text, in quadratic time at most. What is no star takes one element.
 pub(crate) fn covers<T, C>(
     tokens: &[T],
@@ -67,6 +81,14 @@ mod tests {
         fn agrees_with_the_definition(pattern in "[ab*?]{0,8}", text in "[ab]{0,8}") {
             let (p, t): (Vec<_>, Vec<_>) = (pattern.chars().collect(), text.chars().collect());
             prop_assert_eq!(matches(&pattern, &text), by_definition(&p, &t));
+        }
+
+        #[test]
+        fn what_contains_a_pattern_covers_all_that_it_covers(outer in "[ab*?]{0,5}", inner in "[ab*?]{0,5}", text in "[ab]{0,6}") {
+            if contains(&outer, &inner) && matches(&inner, &text) {
+                prop_assert!(matches(&outer, &text));
+            }
+            prop_assert!(contains(&inner, &inner) && contains("*", &inner));
         }
     }
 

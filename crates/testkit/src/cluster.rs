@@ -89,6 +89,9 @@ impl Cluster {
             &port,
             "--host-name",
             "host-1",
+            // Each check has a profile of its own.
+            "--max-profiles",
+            "100",
             "--registries",
             &registries,
         ];
@@ -135,6 +138,33 @@ impl Cluster {
             arguments.join(" ")
         );
         String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// Runs a Python program on this machine, with boto3, moto and these variables, and gives what it
+    /// printed. It is told where the API server and its authority's certificate are.
+    ///
+    /// # Panics
+    /// If it fails.
+    #[track_caller]
+    pub fn python_with_sdk(&self, program: &str, variables: &[(String, String)]) -> String {
+        let output = Command::new("python3")
+            .args(["-c", program])
+            .env("PYTHONPATH", self.test_file("sdk"))
+            .env("HOME", self.data())
+            .env(
+                "API_SERVER",
+                format!("https://100.64.{}.1:6443", self.number),
+            )
+            .env("CLUSTER_CA", self.data().join("pki/ca.crt"))
+            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .output()
+            .expect("python3 starts");
+        let (out, err) = (
+            String::from_utf8_lossy(&output.stdout).into_owned(),
+            String::from_utf8_lossy(&output.stderr),
+        );
+        assert!(output.status.success(), "{out}{err}");
+        out
     }
 
     /// What `cargo xtask test` made for tests alone.

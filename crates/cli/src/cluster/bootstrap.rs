@@ -10,6 +10,7 @@ use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt, discovery};
+use monopod_api::labels::{WEBHOOK, WEBHOOK_OF_KUBE_SYSTEM};
 use monopod_api::names;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -119,26 +120,35 @@ fn with_settings(mut object: DynamicObject, settings: &Settings) -> anyhow::Resu
     Ok(object)
 }
 
-/// EKS's own name for it, so that tools which look for it find it.
-const WEBHOOK: &str = "0500-amazon-eks-fargate-mutation.amazonaws.com";
-
+/// Who may create pods while the webhook does not answer: only what the cluster itself is made of.
+///
+/// Control adds for which namespaces the API server asks; until then it asks about every pod.
 fn webhook(layout: &Layout, settings: &Settings) -> anyhow::Result<DynamicObject> {
     let ca = std::fs::read(pki::files(&layout.pki(), "webhook-ca").0)?;
+    let entry = |name: &str, operator: &str, policy: &str| {
+        json!({
+            "name": name,
+            "clientConfig": {
+                "url": format!("https://{}/mutate", settings.local(LocalPort::Webhook)),
+                "caBundle": BASE64_STANDARD.encode(&ca),
+            },
+            "failurePolicy": policy,
+            "namespaceSelector": {"matchExpressions": [
+                {"key": "kubernetes.io/metadata.name", "operator": operator, "values": ["kube-system"]},
+            ]},
+            "matchPolicy": "Equivalent", "reinvocationPolicy": "IfNeeded", "sideEffects": "None",
+            "timeoutSeconds": 5, "admissionReviewVersions": ["v1"],
+            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"], "scope": "*"}],
+        })
+    };
     let object: Value = json!({
         "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
         "metadata": {"name": WEBHOOK},
-        "webhooks": [{
-            "name": WEBHOOK,
-            "clientConfig": {
-                "url": format!("https://{}/mutate", settings.local(LocalPort::Webhook)),
-                "caBundle": BASE64_STANDARD.encode(ca),
-            },
+        "webhooks": [
             // EKS has Ignore here, which lets a pod slip to a scheduler that has no node for it, for ever.
-            "failurePolicy": "Fail",
-            "matchPolicy": "Equivalent", "reinvocationPolicy": "Never", "sideEffects": "None",
-            "timeoutSeconds": 5, "admissionReviewVersions": ["v1"],
-            "rules": [{"apiGroups": [""], "apiVersions": ["v1"], "operations": ["CREATE"], "resources": ["pods"], "scope": "*"}],
-        }],
+            entry(WEBHOOK, "NotIn", "Fail"),
+            entry(WEBHOOK_OF_KUBE_SYSTEM, "In", "Ignore"),
+        ],
     });
     Ok(serde_json::from_value(object)?)
 }

@@ -56,9 +56,10 @@ pub fn api(layout: &Layout, settings: &Settings, programs: &Programs) -> Vec<Par
 /// Everything that needs the API server and what is applied to it.
 pub fn controllers(layout: &Layout, settings: &Settings, programs: &Programs) -> Vec<Part> {
     vec![
+        // Before the controllers make pods: those of kube-system would be stored without its webhook.
+        monopod("control", LocalPort::ControlAdmin, layout, programs),
         controller_manager(layout, settings, programs),
         scheduler(layout, settings, programs),
-        monopod("control", LocalPort::ControlAdmin, layout, programs),
         host(layout, programs),
     ]
 }
@@ -111,6 +112,7 @@ fn etcd(layout: &Layout, settings: &Settings, programs: &Programs) -> Part {
 fn apiserver(layout: &Layout, settings: &Settings, programs: &Programs) -> Part {
     let dir = layout.pki();
     let pair = |name: &str| pki::files(&dir, name);
+    let issuer = settings.issuer_url();
     let arguments = [
         "kube-apiserver".to_owned(),
         format!("--bind-address={}", settings.api_address()),
@@ -123,10 +125,8 @@ fn apiserver(layout: &Layout, settings: &Settings, programs: &Programs) -> Part 
         flag("tls-cert-file", &pair("apiserver").0),
         flag("tls-private-key-file", &pair("apiserver").1),
         flag("client-ca-file", &pair("ca").0),
-        format!(
-            "--service-account-issuer=https://kubernetes.default.svc.{}",
-            settings.cluster_domain
-        ),
+        format!("--service-account-jwks-uri={issuer}/openid/v1/jwks"),
+        format!("--service-account-issuer={issuer}"),
         flag("service-account-key-file", &dir.join("service-account.pub")),
         flag(
             "service-account-signing-key-file",
@@ -139,7 +139,10 @@ fn apiserver(layout: &Layout, settings: &Settings, programs: &Programs) -> Part 
             "admission-control-config-file",
             &layout.data.join("admission.json"),
         ),
-        "--anonymous-auth=false".to_owned(),
+        flag(
+            "authentication-config",
+            &layout.data.join("authentication.json"),
+        ),
         "--enable-bootstrap-token-auth".to_owned(),
         flag("kubelet-certificate-authority", &pair("ca").0),
         flag("kubelet-client-certificate", &pair("apiserver-kubelet").0),
@@ -250,6 +253,16 @@ fn upstream(name: &'static str, programs: &Programs, arguments: Vec<String>, rea
 
 fn flag(name: &str, path: &Path) -> String {
     format!("--{name}={}", path.display())
+}
+
+/// Who need not show credentials: whoever verifies service account tokens, and asks for their keys.
+pub fn authentication_configuration() -> Value {
+    json!({
+        "apiVersion": "apiserver.config.k8s.io/v1", "kind": "AuthenticationConfiguration",
+        "anonymous": {"enabled": true, "conditions": [
+            {"path": "/.well-known/openid-configuration"}, {"path": "/openid/v1/jwks"},
+        ]},
+    })
 }
 
 /// With what certificate the API server calls the webhook.

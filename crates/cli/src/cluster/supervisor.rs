@@ -147,6 +147,11 @@ impl Supervisor {
         let webhook =
             serde_json::to_vec_pretty(&parts::webhook_kubeconfig(&self.layout, &self.settings))?;
         client::write(&self.layout.kubeconfig("apiserver-webhook"), &webhook)?;
+        let authentication = serde_json::to_vec_pretty(&parts::authentication_configuration())?;
+        client::write(
+            &self.layout.data.join("authentication.json"),
+            &authentication,
+        )?;
         let admission = serde_json::to_vec_pretty(&parts::admission_configuration(&self.layout))?;
         client::write(&self.layout.data.join("admission.json"), &admission)
     }

@@ -37,6 +37,7 @@ impl Control {
                 certificate,
                 key,
                 client_ca: pki::files(&layout.pki(), "webhook-ca").0,
+                region: settings.region.clone(),
             },
             admin: admin_address.unwrap_or_else(|| settings.local(LocalPort::ControlAdmin)),
             kubernetes_version: monopod_api::KUBERNETES_VERSION.to_owned(),
@@ -45,6 +46,7 @@ impl Control {
                 name: "monopod-control".to_owned(),
                 identity: identity.unwrap_or_else(|| settings.host_name.clone()),
             },
+            max_profiles: settings.max_profiles,
         };
         let client = client::connect(&layout.kubeconfig("control")).await?;
         monopod_control::run(client, options, shutdown).await?;

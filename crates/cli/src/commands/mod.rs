@@ -41,7 +41,7 @@ struct Arguments {
 #[derive(Subcommand, Debug)]
 enum Command {
     /// Bring up an embedded cluster on this machine, or find it running
-    Up(up::Up),
+    Up(Box<up::Up>),
     /// Stop the cluster and everything that it started
     Down(down::Down),
     /// Show the cluster's parts, hosts and environments

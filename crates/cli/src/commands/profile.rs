@@ -107,7 +107,9 @@ fn describe(verdict: &Verdict) -> String {
 
 fn reason(left: Left) -> &'static str {
     match left {
-        Left::NoProfileMatches => "no profile takes it",
+        Left::NoProfileMatches | Left::NamedIsMissing | Left::NamedDoesNotMatch => {
+            "no profile takes it"
+        }
         Left::OptedOut => "its annotation eks.amazonaws.com/compute-type is ec2",
         Left::DaemonSet => "a DaemonSet owns it",
         Left::PlacedByHand => "it names its node or another scheduler itself",

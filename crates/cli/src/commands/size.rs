@@ -4,6 +4,7 @@ use super::manifest::read_pod;
 use super::status::Output;
 use anyhow::Context;
 use clap::Args;
+use monopod_api::profile::Sizing;
 use monopod_core::sizing::{Amount, explain};
 use serde_json::json;
 use std::path::PathBuf;
@@ -14,6 +15,9 @@ pub(crate) struct Size {
     /// A file with a pod, or with what makes pods; - is standard input
     #[arg(short, long)]
     file: PathBuf,
+    /// The size under a profile with `sizing: Exact`, not the next one of the table
+    #[arg(long)]
+    exact: bool,
     /// Output format
     #[arg(short, long, value_enum, default_value_t)]
     output: Output,
@@ -22,7 +26,14 @@ pub(crate) struct Size {
 impl Size {
     pub(crate) fn run(self) -> anyhow::Result<ExitCode> {
         let pod = read_pod(&self.file)?;
-        let (steps, required) = explain(&pod.spec.context("the pod has no spec")?);
+        let (steps, required) = explain(
+            &pod.spec.context("the pod has no spec")?,
+            if self.exact {
+                Sizing::Exact
+            } else {
+                Sizing::Table
+            },
+        );
         match self.output {
             Output::Json => {
                 let lines: Vec<_> = steps

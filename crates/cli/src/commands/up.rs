@@ -93,9 +93,15 @@ fn settle(layout: &Layout, wanted: Settings) -> anyhow::Result<Settings> {
             ..wanted.host.clone()
         }
     };
+    let max_profiles = if wanted.max_profiles == defaults.max_profiles {
+        stored.max_profiles
+    } else {
+        wanted.max_profiles
+    };
     // What no flag says is as it was.
     let settled = |settings: &Settings| Settings {
         host: host.clone(),
+        max_profiles,
         network: stored.network,
         joined: stored.joined,
         ..settings.clone()
@@ -111,7 +117,7 @@ fn settle(layout: &Layout, wanted: Settings) -> anyhow::Result<Settings> {
     if settled != stored {
         layout.write_settings(&settled)?;
         if running(layout)? {
-            println!("The new settings of the host hold after `monopod down` and `monopod up`.");
+            println!("The new settings hold after `monopod down` and `monopod up`.");
         }
     }
     Ok(settled)

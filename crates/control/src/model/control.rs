@@ -206,7 +206,7 @@ impl Control {
                     wake,
                 }
             }
-            Key::Credentials(_) | Key::Unmarked(_) => return,
+            Key::Credentials(_) | Key::Profiles | Key::Unmarked(_) => return,
         };
         self.running.insert(key.clone(), work);
         self.finish_if_done(key);

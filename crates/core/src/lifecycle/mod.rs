@@ -15,6 +15,7 @@
 //! one answer matters: what locks (the interface's name) is created before what uses it.
 
 mod interface;
+mod launch;
 mod place;
 mod provisioning;
 mod release;
@@ -24,10 +25,12 @@ mod statuses;
 mod tests;
 
 pub use interface::{COOLING, InterfaceEffect, decide_interface};
+pub use launch::{Launch, launch, trusts};
 pub use place::{Network, Subnet};
 pub use statuses::lost_status;
 
 use crate::admission::Profiles;
+use crate::contract::Claims;
 use crate::placement::Candidate;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -81,6 +84,8 @@ pub struct World<'a> {
     pub roles: &'a BTreeMap<String, PodExecutionRoleSpec>,
     /// Subnets and groups.
     pub network: &'a Network,
+    /// What persistent volume claims stand for.
+    pub claims: &'a Claims,
     /// The hosts.
     pub candidates: &'a [Candidate],
     /// The control plane's version.

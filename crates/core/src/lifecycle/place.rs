@@ -1,10 +1,12 @@
 //! Choosing host, subnet and address for a pod that has no environment.
 
+use super::launch::{Launch, launch};
 use super::{Decision, Effect, Observed, World};
 use crate::image::{credentials, reference::normalise};
 use crate::placement::{self, Request};
+use crate::pod::node::labels_in;
 use crate::sizing::{self, Requirement, SizingError};
-use crate::{addresses, admission, contract};
+use crate::{addresses, admission, affinity, contract};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -12,13 +14,10 @@ use monopod_api::environment::{
     Environment, EnvironmentImage, EnvironmentReference, EnvironmentSpec, PodReference, PullPolicy,
 };
 use monopod_api::network::{NetworkInterface, NetworkInterfaceSpec};
-use monopod_api::profile::FargateProfileSpec;
+use monopod_api::profile::{Allowances, FargateProfileSpec};
 use monopod_api::{labels, messages, names};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
-
-/// The group of interfaces whose profile names none.
-const DEFAULT_GROUP: &str = "default";
 
 /// Subnets, groups and addresses of the VPC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -108,23 +107,26 @@ fn request(
     let (Some(spec), Some(pod_reference)) = (&pod.spec, reference(pod)) else {
         return Err(Waits::unschedulable("the pod has no name, uid or spec"));
     };
-    let (profile_name, profile) = profile(pod, &pod_reference.namespace, world)?;
-    let required = required(pod, spec)?;
-    let subnets = subnets(profile_name, profile, world)?;
-    let security_groups = groups(profile_name, profile, world)?;
+    let found = profile(pod, &pod_reference.namespace, world);
+    let nothing = Allowances::default();
+    let allow = found.as_ref().map_or(&nothing, |(_, spec)| &spec.allow);
+    permitted(pod, world, allow)?;
+    let (profile_name, profile) = found?;
+    let required = required(spec, profile)?;
+    let Launch {
+        role,
+        subnets,
+        security_groups,
+    } = launch(profile_name, profile, world.roles, world.network).map_err(Waits::unschedulable)?;
     let images = images(spec);
     // As hosts name them.
     let references: Vec<String> = images
         .iter()
         .filter_map(|image| Some(normalise(&image.reference).ok()?.to_string()))
         .collect();
-    let role = world.roles.get(&profile.pod_execution_role);
-    let pull_credentials = role.is_some_and(|role| !role.image_pull_secrets.is_empty())
-        || !credentials::of_pod(pod).is_empty();
-    let zones = subnets
-        .iter()
-        .map(|(_, subnet)| subnet.zone.clone())
-        .collect();
+    let pull_credentials =
+        !role.image_pull_secrets.is_empty() || !credentials::of_pod(pod).is_empty();
+    let zones = zones(spec, &subnets, world)?;
     let wanted = Request {
         size: required.size,
         zones: &zones,
@@ -226,14 +228,15 @@ fn images(spec: &PodSpec) -> Vec<EnvironmentImage> {
         .collect()
 }
 
-/// What the pod's VM must have, if the pod is one that can run here at all.
-fn required(pod: &Pod, spec: &PodSpec) -> Result<Requirement, Waits> {
-    let violations = contract::violations(pod);
+/// Whether the pod is one that can run here at all.
+fn permitted(pod: &Pod, world: &World<'_>, allow: &Allowances) -> Result<(), Waits> {
+    let refused = |parts: &[String]| Waits {
+        reason: messages::POD_UNSUPPORTED,
+        message: messages::pod_not_supported(parts),
+    };
+    let violations = contract::violations(pod, world.claims, allow);
     if !violations.is_empty() {
-        return Err(Waits {
-            reason: messages::POD_UNSUPPORTED,
-            message: messages::pod_not_supported(&violations),
-        });
+        return Err(refused(&violations));
     }
     // The node would refuse it too, but only after its VM has started, and for good.
     let unsupported = crate::pod::admission::unsupported(pod);
@@ -242,18 +245,47 @@ fn required(pod: &Pod, spec: &PodSpec) -> Result<Requirement, Waits> {
             "fields not supported by this version of the runtime: {}",
             unsupported.join(", ")
         );
-        return Err(Waits {
-            reason: messages::POD_UNSUPPORTED,
-            message: messages::pod_not_supported(&[part]),
-        });
+        return Err(refused(&[part]));
     }
-    sizing::requirement(spec).map_err(|error| match error {
+    Ok(())
+}
+
+/// What the pod's VM must have.
+fn required(spec: &PodSpec, profile: &FargateProfileSpec) -> Result<Requirement, Waits> {
+    sizing::requirement(spec, profile.sizing).map_err(|error| match error {
         SizingError::TooLarge => Waits {
             reason: messages::POD_TOO_LARGE,
             message: error.to_string(),
         },
         SizingError::Invalid(_) => Waits::unschedulable(error.to_string()),
     })
+}
+
+/// Zones of the subnets whose nodes are what the pod requires of its node.
+fn zones(
+    spec: &PodSpec,
+    subnets: &[(&str, &Subnet)],
+    world: &World<'_>,
+) -> Result<BTreeSet<String>, Waits> {
+    let mut zones = BTreeSet::new();
+    let mut unmet = Vec::new();
+    for (_, subnet) in subnets {
+        let mut hosts = world.candidates.iter();
+        // Without a host there the zone's region is not known, and nothing is placed there either.
+        let Some(host) = hosts.find(|host| host.spec.zone == subnet.zone) else {
+            continue;
+        };
+        let missing = affinity::unmet(spec, &labels_in(&host.spec.region, &subnet.zone));
+        if missing.is_empty() {
+            zones.insert(subnet.zone.clone());
+        } else {
+            unmet = missing;
+        }
+    }
+    if zones.is_empty() && !unmet.is_empty() {
+        return Err(Waits::unschedulable(messages::node_unmet(&unmet)));
+    }
+    Ok(zones)
 }
 
 fn reference(pod: &Pod) -> Option<PodReference> {
@@ -282,64 +314,6 @@ fn profile<'a>(
                 None => "no Fargate profile has a selector that matches the pod".to_owned(),
             })
         })
-}
-
-fn subnets<'a>(
-    name: &str,
-    profile: &'a FargateProfileSpec,
-    world: &World<'a>,
-) -> Result<Vec<(&'a str, &'a Subnet)>, Waits> {
-    let all = &world.network.subnets;
-    if !world.roles.contains_key(&profile.pod_execution_role) {
-        return Err(Waits::unschedulable(format!(
-            "Misconfigured Fargate Profile: fargate profile {name} blocked for new launches due to: Pod execution role is not found in auth config or does not have all required permissions for launching fargate pods."
-        )));
-    }
-    let found: Vec<_> = if profile.subnets.is_empty() {
-        all.iter().map(|(n, subnet)| (n.as_str(), subnet)).collect()
-    } else {
-        profile
-            .subnets
-            .iter()
-            .map(|wanted| {
-                all.iter()
-                    .find(|(n, subnet)| *n == wanted || subnet.id == *wanted)
-                    .map(|(n, subnet)| (n.as_str(), subnet))
-                    .ok_or_else(|| misconfigured(name, &format!("subnet {wanted} does not exist")))
-            })
-            .collect::<Result<_, _>>()?
-    };
-    if found.is_empty() {
-        return Err(misconfigured(name, "the VPC has no subnet"));
-    }
-    Ok(found)
-}
-
-fn groups(
-    name: &str,
-    profile: &FargateProfileSpec,
-    world: &World<'_>,
-) -> Result<Vec<String>, Waits> {
-    let default = [DEFAULT_GROUP.to_owned()];
-    let wanted = if profile.security_groups.is_empty() {
-        &default[..]
-    } else {
-        &profile.security_groups
-    };
-    wanted
-        .iter()
-        .map(|group| {
-            world.network.groups.get(group).cloned().ok_or_else(|| {
-                misconfigured(name, &format!("security group {group} does not exist"))
-            })
-        })
-        .collect()
-}
-
-fn misconfigured(profile: &str, why: &str) -> Waits {
-    Waits::unschedulable(format!(
-        "Misconfigured Fargate Profile: fargate profile {profile} blocked for new launches due to: {why}"
-    ))
 }
 
 fn no_address(subnets: &[(&str, &Subnet)]) -> String {

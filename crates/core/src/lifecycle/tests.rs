@@ -20,6 +20,7 @@ struct Cluster {
     profiles: Profiles,
     roles: BTreeMap<String, PodExecutionRoleSpec>,
     network: Network,
+    claims: Claims,
     candidates: Vec<Candidate>,
     now: Timestamp,
     events: Vec<String>,
@@ -72,6 +73,7 @@ impl Cluster {
                 groups: [("default".to_owned(), "default".to_owned())].into(),
                 taken: BTreeSet::new(),
             },
+            claims: Claims::new(),
             candidates: vec![host],
             now: "2026-01-01T00:00:00Z".parse().expect("a time"),
             events: Vec::new(),
@@ -90,6 +92,7 @@ impl Cluster {
             profiles: &self.profiles,
             roles: &self.roles,
             network: &self.network,
+            claims: &self.claims,
             candidates: &self.candidates,
             kubernetes_version: "v1.37.2",
         };
@@ -340,6 +343,26 @@ fn reasons_to_wait_are_said_once_and_end_by_themselves() {
             },
         ),
         (
+            "Failed to assume PodExecutionRole",
+            |c| c.roles.get_mut("default").expect("there").profiles = vec!["fp-other".to_owned()],
+            |c| c.roles.get_mut("default").expect("there").profiles = vec!["fp-*".to_owned()],
+        ),
+        (
+            "no Fargate node in the zones of the profile's subnets meets spec.nodeSelector topology.kubernetes.io/zone=local-1b",
+            |c| {
+                let spec = c.pod.as_mut().and_then(|p| p.spec.as_mut()).expect("there");
+                let zone = (
+                    "topology.kubernetes.io/zone".to_owned(),
+                    "local-1b".to_owned(),
+                );
+                spec.node_selector = Some([zone].into());
+            },
+            |c| {
+                c.candidates[0].spec.zone = "local-1b".to_owned();
+                c.network.subnets.get_mut("private-a").expect("there").zone = "local-1b".to_owned();
+            },
+        ),
+        (
             "security group default does not exist",
             |c| c.network.groups.clear(),
             |c| {
@@ -405,6 +428,23 @@ fn what_the_runtime_cannot_do_is_refused_before_a_vm_starts() {
         [
             "POD_UNSUPPORTED_ON_FARGATE: Pod not supported on Fargate: fields not supported by this version of the runtime: spec.shareProcessNamespace"
         ]
+    );
+}
+
+/// Nobody need select it: a pod of a `DaemonSet` that names the scheduler itself is told at once.
+#[test]
+fn a_pod_of_a_daemon_set_is_refused_whatever_the_profiles() {
+    let mut cluster = Cluster::new();
+    cluster.profiles.clear();
+    let pod = cluster.pod.as_mut().expect("there");
+    pod.metadata.owner_references = serde_json::from_value(json!([
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "name": "d", "uid": "u", "controller": true}
+    ]))
+    .expect("an owner");
+    cluster.step();
+    assert_eq!(
+        cluster.events,
+        ["POD_UNSUPPORTED_ON_FARGATE: Pod not supported on Fargate: DaemonSet not supported"]
     );
 }
 

@@ -25,20 +25,25 @@ pub struct System {
     pub machine_id: String,
 }
 
-/// The node of a task, Ready as of `now`.
-pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
-    let labels = [
+/// The labels of every node in a zone. Each has its host name beside them.
+pub fn labels_in(region: &str, zone: &str) -> BTreeMap<String, String> {
+    owned(&[
         ("beta.kubernetes.io/arch", "amd64"),
         ("beta.kubernetes.io/os", "linux"),
         ("kubernetes.io/arch", "amd64"),
         ("kubernetes.io/os", "linux"),
-        ("failure-domain.beta.kubernetes.io/region", &task.region),
-        ("failure-domain.beta.kubernetes.io/zone", &task.zone),
-        ("topology.kubernetes.io/region", &task.region),
-        ("topology.kubernetes.io/zone", &task.zone),
-        ("kubernetes.io/hostname", &task.hostname),
+        ("failure-domain.beta.kubernetes.io/region", region),
+        ("failure-domain.beta.kubernetes.io/zone", zone),
+        ("topology.kubernetes.io/region", region),
+        ("topology.kubernetes.io/zone", zone),
         (labels::COMPUTE_TYPE, labels::COMPUTE_TYPE_FARGATE),
-    ];
+    ])
+}
+
+/// The node of a task, Ready as of `now`.
+pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
+    let mut labels = labels_in(&task.region, &task.zone);
+    labels.insert("kubernetes.io/hostname".to_owned(), task.hostname.clone());
     let annotations = [
         ("node.alpha.kubernetes.io/ttl", "0"),
         (
@@ -49,7 +54,7 @@ pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
     Node {
         metadata: ObjectMeta {
             name: Some(task.node.clone()),
-            labels: Some(owned(&labels)),
+            labels: Some(labels),
             annotations: Some(owned(&annotations)),
             ..ObjectMeta::default()
         },

@@ -170,7 +170,7 @@ pub(crate) fn plan(parts: &Parts<'_>) -> Result<Plan, PlanError> {
         network: NETWORK.into(),
         ipc: IPC.into(),
         cgroup: format!("{CGROUP_PARENT}/{id}"),
-        limits: limits(container)?,
+        limits: limits(container, facts.cpu_millis)?,
         shared_memory: SHARED_MEMORY.into(),
         sysctls: pod
             .spec
@@ -261,7 +261,8 @@ pub(crate) fn termination_log(rootfs: &Rootfs) -> PathBuf {
     rootfs.beside("termination-log")
 }
 
-fn limits(container: &Container) -> Result<Limits, PlanError> {
+/// A CPU limit above what the VM has is no limit, and nothing that the kernel need be asked for.
+fn limits(container: &Container, vm_millis: u64) -> Result<Limits, PlanError> {
     let resources = container.resources.as_ref();
     let limits = resources.and_then(|r| r.limits.as_ref());
     let requests = resources.and_then(|r| r.requests.as_ref());
@@ -282,7 +283,9 @@ fn limits(container: &Container) -> Result<Limits, PlanError> {
         .transpose()
         .map_err(invalid)?;
     Ok(Limits {
-        cpu_millis: cpu_millis.filter(|&millis| millis > 0),
+        cpu_millis: cpu_millis
+            .filter(|&millis| millis > 0)
+            .map(|millis| millis.min(vm_millis)),
         cpu_share_millis: cpu_share_millis.filter(|&millis| millis > 0),
         memory_bytes: memory_bytes.filter(|&bytes| bytes > 0),
     })

@@ -5,12 +5,14 @@ mod apps;
 mod control;
 mod dns;
 mod doctor;
+mod iam;
 mod identity;
 mod lifecycle;
 mod limits;
 mod logs;
 mod pods;
 mod probes;
+mod profiles;
 mod registry;
 mod services;
 mod teardown;
@@ -36,6 +38,26 @@ const CHECKS: &[Check] = &[
     (
         "admission::bad_objects_are_refused_by_name",
         admission::refusals,
+    ),
+    (
+        "profiles::a_role_must_exist_and_trust_its_profiles",
+        profiles::roles,
+    ),
+    (
+        "profiles::the_webhook_is_asked_only_about_their_namespaces",
+        profiles::webhook,
+    ),
+    (
+        "profiles::a_refused_pod_is_looked_at_again",
+        profiles::refusals,
+    ),
+    (
+        "profiles::a_profile_opens_changes_and_drains",
+        profiles::life,
+    ),
+    (
+        "iam::a_pods_sdk_assumes_its_service_accounts_role",
+        iam::role,
     ),
     (
         "identity::only_the_scheduler_binds_to_fargate_nodes",

@@ -1,0 +1,258 @@
+//! Carries out what `core` decides about Fargate profiles.
+
+use crate::execute::{ExecuteError, absent_is_fine};
+use crate::index::{Index, Shared};
+use jiff::Timestamp;
+use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::runtime::events::{Event, EventType, Recorder, Reporter};
+use kube::{Api, Client, Resource, ResourceExt};
+use monopod_api::environment::PodReference;
+use monopod_api::labels::{self, PROFILE_FINALIZER};
+use monopod_api::profile::FargateProfile;
+use monopod_core::profiles::{Decision, Effect, Observed, ProfilePod, Told, decide};
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+const FIELD_MANAGER: &str = "monopod-control";
+/// How long an eviction is waited for; it is asked for again some seconds later.
+const EVICTION_LIMIT: Duration = Duration::from_secs(2);
+
+#[derive(Clone)]
+pub(crate) struct Profiles {
+    client: Client,
+    index: Shared,
+    recorder: Recorder,
+    /// The condition that this process wrote last.
+    served: Arc<Mutex<Option<String>>>,
+}
+
+impl Profiles {
+    pub(crate) fn new(client: Client, index: Shared) -> Self {
+        let reporter = Reporter {
+            controller: labels::PROFILE_REPORTER.to_owned(),
+            instance: None,
+        };
+        Self {
+            recorder: Recorder::new(client.clone(), reporter),
+            client,
+            index,
+            served: Arc::default(),
+        }
+    }
+
+    /// Looks at all profiles; gives when to look again.
+    pub(crate) async fn reconcile(&self) -> Result<Option<Timestamp>, ExecuteError> {
+        let (Decision { effects, wake }, profiles) = self.decide();
+        // What is served decides on the rest, which is then looked at without an event.
+        let serves = effects.iter().any(|e| matches!(e, Effect::Serve(_)));
+        let mut failed = None;
+        for effect in effects {
+            tracing::debug!(?effect, "effect");
+            // One profile's trouble is not the others'.
+            if let Err(error) = self.carry_out(effect, &profiles).await {
+                failed.get_or_insert(error);
+            }
+        }
+        match failed {
+            Some(error) => Err(error),
+            None if serves => Ok(Some(Timestamp::now())),
+            None => Ok(wake),
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        effect: Effect,
+        profiles: &BTreeMap<String, FargateProfile>,
+    ) -> Result<(), ExecuteError> {
+        match effect {
+            Effect::Serve(condition) => {
+                self.serve(&condition).await?;
+                *self.served() = Some(condition);
+                Ok(())
+            }
+            Effect::Hold(name) => self.hold(profiles, &name, true).await,
+            Effect::LetGo(name) => self.hold(profiles, &name, false).await,
+            Effect::Report(name, status) => {
+                let uid = profiles.get(&name).and_then(ResourceExt::uid);
+                let patch = json!({"metadata": {"uid": uid}, "status": status});
+                let (api, parameters) = (self.profiles(), PatchParams::default());
+                let patched = api
+                    .patch_status(&name, &parameters, &Patch::Merge(patch))
+                    .await;
+                absent_is_fine(patched)
+            }
+            Effect::Tell(name, told) => {
+                self.tell(profiles.get(&name), told).await;
+                Ok(())
+            }
+            Effect::Evict(pod) => {
+                drop(tokio::spawn(evict(self.pods(&pod), pod)));
+                Ok(())
+            }
+            Effect::Delete(pod) => {
+                tracing::warn!(pod = %pod.uid, "the deadline of its profile's deletion is over");
+                let deleted = self.pods(&pod).delete(&pod.name, &only(&pod.uid)).await;
+                absent_is_fine(deleted)
+            }
+        }
+    }
+
+    fn decide(&self) -> (Decision, BTreeMap<String, FargateProfile>) {
+        let index = self.index.lock();
+        let now = Timestamp::now();
+        let snapshot = index.snapshot(now);
+        let served = self.served().clone();
+        let observed = Observed {
+            profiles: &index.profiles,
+            limit: index.profile_limit(),
+            roles: &snapshot.roles,
+            network: &snapshot.network,
+            pods: &pods_of_deleted(&index),
+            served: served.as_deref(),
+        };
+        (decide(&observed, now), index.profiles.clone())
+    }
+
+    async fn serve(&self, condition: &str) -> Result<(), ExecuteError> {
+        let conditions = json!([{"name": "a-profile-may-select-it", "expression": condition}]);
+        let webhooks: Vec<Value> = [labels::WEBHOOK, labels::WEBHOOK_OF_KUBE_SYSTEM]
+            .map(|name| json!({"name": name, "matchConditions": conditions}))
+            .into();
+        let patch = json!({
+            "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
+            "metadata": {"name": labels::WEBHOOK}, "webhooks": webhooks,
+        });
+        let api: Api<MutatingWebhookConfiguration> = Api::all(self.client.clone());
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        api.patch(labels::WEBHOOK, &parameters, &Patch::Apply(patch))
+            .await?;
+        tracing::info!(condition, "the API server asks the webhook");
+        Ok(())
+    }
+
+    /// Adds the finalizer or gives it up.
+    async fn hold(
+        &self,
+        profiles: &BTreeMap<String, FargateProfile>,
+        name: &str,
+        held: bool,
+    ) -> Result<(), ExecuteError> {
+        let Some(profile) = profiles.get(name) else {
+            return Ok(());
+        };
+        let mut finalizers = profile.finalizers().to_vec();
+        finalizers.retain(|finalizer| finalizer != PROFILE_FINALIZER);
+        if held {
+            finalizers.push(PROFILE_FINALIZER.to_owned());
+        }
+        let patch = json!({"metadata": {
+            "uid": profile.uid(), "resourceVersion": profile.resource_version(), "finalizers": finalizers,
+        }});
+        let (api, parameters) = (self.profiles(), PatchParams::default());
+        absent_is_fine(api.patch(name, &parameters, &Patch::Merge(patch)).await)
+    }
+
+    async fn tell(&self, profile: Option<&FargateProfile>, told: Told) {
+        let Some(profile) = profile else {
+            return;
+        };
+        let Told {
+            warning,
+            reason,
+            message,
+        } = told;
+        tracing::info!(profile = %profile.name_any(), reason, message, "told");
+        let event = Event {
+            type_: if warning {
+                EventType::Warning
+            } else {
+                EventType::Normal
+            },
+            reason: reason.to_owned(),
+            note: Some(message),
+            action: "Managing".to_owned(),
+            secondary: None,
+        };
+        if let Err(error) = self
+            .recorder
+            .publish(&event, &profile.object_ref(&()))
+            .await
+        {
+            tracing::warn!(
+                reason,
+                error = &error as &dyn std::error::Error,
+                "event was not stored"
+            );
+        }
+    }
+
+    fn profiles(&self) -> Api<FargateProfile> {
+        Api::all(self.client.clone())
+    }
+
+    fn pods(&self, pod: &PodReference) -> Api<Pod> {
+        Api::namespaced(self.client.clone(), &pod.namespace)
+    }
+
+    fn served(&self) -> std::sync::MutexGuard<'_, Option<String>> {
+        self.served.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Asks for a pod's eviction. A disruption budget without room answers 429, on which the client would
+/// ask again for minutes: the next decision does that.
+async fn evict(api: Api<Pod>, pod: PodReference) {
+    let eviction = json!({
+        "apiVersion": "policy/v1", "kind": "Eviction",
+        "metadata": {"name": pod.name, "namespace": pod.namespace},
+        "deleteOptions": {"preconditions": {"uid": pod.uid}},
+    });
+    let parameters = PostParams::default();
+    let asked =
+        api.create_subresource::<Value, Value>("eviction", &pod.name, &parameters, &eviction);
+    match tokio::time::timeout(EVICTION_LIMIT, asked).await {
+        Ok(Ok(_)) => tracing::info!(pod = %pod.uid, "evicted, as its profile is being deleted"),
+        Ok(Err(error)) => tracing::debug!(pod = %pod.uid, %error, "not evicted"),
+        Err(_late) => tracing::debug!(pod = %pod.uid, "not evicted: its budget has no room"),
+    }
+}
+
+fn only(uid: &str) -> DeleteParams {
+    DeleteParams::default().preconditions(Preconditions {
+        uid: Some(uid.to_owned()),
+        resource_version: None,
+    })
+}
+
+/// The pods of profiles that are being deleted: those that carry its name, and those whose environment
+/// was made by it.
+fn pods_of_deleted(index: &Index) -> BTreeMap<String, Vec<ProfilePod>> {
+    let mut pods: BTreeMap<String, Vec<ProfilePod>> = BTreeMap::new();
+    for (uid, pod) in &index.pods {
+        let environment = index
+            .environments
+            .get(&monopod_api::names::environment(uid))
+            .map(|environment| &environment.spec.profile);
+        let Some(name) = environment.or_else(|| pod.labels().get(labels::FARGATE_PROFILE)) else {
+            continue;
+        };
+        let deleted = index.profiles.get(name);
+        if deleted.is_none_or(|profile| profile.metadata.deletion_timestamp.is_none()) {
+            continue;
+        }
+        pods.entry(name.clone()).or_default().push(ProfilePod {
+            pod: PodReference {
+                namespace: pod.namespace().unwrap_or_default(),
+                name: pod.name_any(),
+                uid: uid.clone(),
+            },
+            is_deleted: pod.metadata.deletion_timestamp.is_some(),
+        });
+    }
+    pods
+}
