@@ -235,3 +235,22 @@ fn describe(object: &DynamicObject) -> String {
         .unwrap_or_default();
     format!("{kind} {}", object.name_any())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    /// The second of two objects of one name would undo the first.
+    #[test]
+    fn no_built_in_object_is_there_twice() {
+        let mut seen = BTreeSet::new();
+        for text in [CRDS, RBAC, POLICIES, DEFAULTS, COREDNS, HOST] {
+            for object in documents(text).unwrap() {
+                let name = (object.namespace(), describe(&object));
+                assert!(seen.insert(name.clone()), "{name:?}");
+            }
+        }
+        assert!(seen.len() > 30, "{}", seen.len());
+    }
+}
