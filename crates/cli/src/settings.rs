@@ -1,5 +1,6 @@
 //! Where a cluster keeps its data and which addresses it uses.
 
+use crate::cluster::parts::HOST;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use ipnet::Ipv4Net;
@@ -270,6 +271,14 @@ impl Settings {
         self.issuer
             .clone()
             .unwrap_or_else(|| format!("https://kubernetes.default.svc.{}", self.cluster_domain))
+    }
+
+    /// The most powerful user whose kubeconfig this machine has: one that joined has no administrator's.
+    pub fn user(&self) -> &'static str {
+        match self.joined {
+            Some(_) => HOST,
+            None => "admin",
+        }
     }
 
     /// A server's address on loopback.

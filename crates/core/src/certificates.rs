@@ -90,17 +90,20 @@ pub fn judge_host(
     if requested.other_names != 0 || !requested.addresses.is_empty() {
         return deny("a host's certificate has no alternative names".to_owned());
     }
-    if !for_client(spec) {
+    if usages(spec) != CLIENT_USAGES {
         return deny("the usages must be digital signature and client auth".to_owned());
     }
     Verdict::Approve
 }
 
-/// Whether a certificate is to be good for nothing but calling the API server.
-fn for_client(spec: &CertificateSigningRequestSpec) -> bool {
+/// A certificate that is good for nothing but calling the API server.
+const CLIENT_USAGES: [&str; 2] = ["client auth", "digital signature"];
+
+/// What a certificate is to be good for, in alphabetical order.
+fn usages(spec: &CertificateSigningRequestSpec) -> Vec<&str> {
     let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
     usages.sort_unstable();
-    usages == ["client auth", "digital signature"]
+    usages
 }
 
 /// Judges a request. `environment` is the one whose node the subject names, if there is one.
@@ -148,16 +151,14 @@ pub fn judge(
         if requested.other_names != 0 || address.is_none_or(|a| requested.addresses != [a]) {
             return deny("the alternative names must be exactly the node's address");
         }
-        let mut usages: Vec<&str> = spec.usages.iter().flatten().map(String::as_str).collect();
-        usages.sort_unstable();
-        if usages != ["digital signature", "server auth"] {
+        if usages(spec) != ["digital signature", "server auth"] {
             return deny("the usages must be digital signature and server auth");
         }
     } else {
         if requested.other_names != 0 || !requested.addresses.is_empty() {
             return deny("a client certificate has no alternative names");
         }
-        if !for_client(spec) {
+        if usages(spec) != CLIENT_USAGES {
             return deny("the usages must be digital signature and client auth");
         }
     }

@@ -1,7 +1,7 @@
 //! `monopod doctor`: what is wrong with this machine and its cluster, and what to do about it.
 
 use super::status::Output;
-use crate::cluster::{client, parts};
+use crate::cluster::client;
 use crate::commands::up::running;
 use crate::settings::{Layout, Settings};
 use clap::Args;
@@ -152,8 +152,7 @@ fn disk(data: &Path) -> Option<(u64, u64)> {
 
 /// A machine that joined sees only what its host may.
 async fn whole_cluster(layout: &Layout, settings: &Settings) -> anyhow::Result<Cluster> {
-    let user = settings.joined.map_or("admin", |_joined| parts::HOST);
-    let client = client::connect(&layout.kubeconfig(user)).await?;
+    let client = client::connect(&layout.kubeconfig(settings.user())).await?;
     let gather = async {
         let mut all = Cluster {
             subnets: list(&client).await?,

@@ -1,7 +1,7 @@
 //! `monopod status`: parts, hosts and environments at a glance.
 
 use super::up::{read_progress, running};
-use crate::cluster::{client, parts, supervisor};
+use crate::cluster::{client, supervisor};
 use crate::settings::Layout;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
@@ -116,9 +116,7 @@ async fn report(layout: &Layout) -> anyhow::Result<Report> {
             restarts: phase.restarts,
         });
     }
-    // A machine that joined has no administrator's rights.
-    let user = settings.joined.map_or("admin", |_joined| parts::HOST);
-    let list = objects(layout, user, &mut report);
+    let list = objects(layout, settings.user(), &mut report);
     tokio::time::timeout(PATIENCE, list)
         .await
         .context("the API server does not answer; see logs/kube-apiserver.log and logs/etcd.log in the data directory")??;

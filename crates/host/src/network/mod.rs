@@ -171,7 +171,7 @@ pub async fn ensure(vpc: &Vpc) -> Result<(), NetworkError> {
 /// Makes the link to the API server on this machine.
 async fn link(vpc: &Vpc, host: Ipv4Addr, inside: Ipv4Addr) -> Result<(), NetworkError> {
     let (namespace, device) = (vpc.namespace(), vpc.host_device());
-    if !has_link(&device).await? {
+    if !has_link(&[], &device).await? {
         run(
             "ip",
             &[
@@ -216,9 +216,11 @@ async fn publish(vpc: &Vpc, machine: Ipv4Addr, api: Ipv4Addr) -> Result<(), Netw
     run("nft", &["-f", "-"], &rules).await
 }
 
-/// Whether the machine has a link of this name. Not by `/sys`, which may show another namespace's.
-async fn has_link(name: &str) -> Result<bool, NetworkError> {
-    let listed = command::output("ip", &["-brief", "link", "show"], "").await?;
+/// Whether there is a link of this name on the machine, or where `ip` looks with these arguments. Not by
+/// `/sys`, which may show another namespace's.
+async fn has_link(place: &[&str], name: &str) -> Result<bool, NetworkError> {
+    let arguments = [place, &["-brief", "link", "show"]].concat();
+    let listed = command::output("ip", &arguments, "").await?;
     Ok(listed
         .lines()
         .any(|line| line.split([' ', '@']).next() == Some(name)))
@@ -340,7 +342,7 @@ pub async fn remove(vpc: &Vpc) -> Result<(), NetworkError> {
         )
         .await?;
     }
-    if has_link(&vpc.host_device()).await? {
+    if has_link(&[], &vpc.host_device()).await? {
         run("ip", &["link", "delete", &vpc.host_device()], "").await?;
     }
     if vpc.namespace_path().exists() {

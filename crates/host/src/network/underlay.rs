@@ -8,7 +8,7 @@
 //! the network between the machines must be one that nobody else is in.
 
 use super::command::{batch, output, run};
-use super::{MTU, NetworkError, Vpc};
+use super::{MTU, NetworkError, Vpc, has_link};
 use monopod_core::vpc::Remote;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -39,8 +39,7 @@ fn mac(machine: Ipv4Addr) -> String {
 /// Makes the device if it is missing, and the way to the API server if that is on another machine.
 pub(super) async fn ensure(vpc: &Vpc, underlay: &Underlay) -> Result<(), NetworkError> {
     let (namespace, Underlay { address, network }) = (vpc.namespace(), underlay);
-    let there = output("ip", &["-n", &namespace, "-brief", "link", "show"], "").await?;
-    if !there.lines().any(|line| line.starts_with(UNDERLAY_DEVICE)) {
+    if !has_link(&["-n", &namespace], UNDERLAY_DEVICE).await? {
         let made = format!("{}-vx", vpc.name);
         batch(
             None,
