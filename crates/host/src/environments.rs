@@ -11,9 +11,14 @@ use monopod_ops::admin::Readiness;
 use monopod_ops::watch::{Change, changes};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
+
+/// Time between looks whether the taps of all VMs are there.
+const CHECK: Duration = Duration::from_secs(5);
 
 /// Runs until the token is cancelled. Owners are dropped then; their VMs go on.
 pub(crate) async fn follow<H: Hypervisor>(
@@ -36,6 +41,8 @@ pub(crate) async fn follow<H: Hypervisor>(
     );
     let work = async {
         let mut owners = Owners::default();
+        let mut looks = tokio::time::interval(CHECK);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
             tokio::select! {
                 () = shutdown.cancelled() => return,
@@ -43,6 +50,7 @@ pub(crate) async fn follow<H: Hypervisor>(
                     Ok(name) => owners.over(&context, &view, &name),
                     Err(error) => tracing::error!(%error, "an owner task died"),
                 },
+                _ = looks.tick() => owners.check_taps(&context).await,
                 change = receiver.recv() => match change {
                     Some(Change::Applied(environment)) => owners.apply(&context, &view, environment),
                     Some(Change::Deleted { name, .. }) => owners.gone(&name),
@@ -107,6 +115,29 @@ impl Owners {
         self.next.remove(name);
         if let Some(owner) = self.current.get(name) {
             owner.gone();
+        }
+    }
+
+    /// Tells owners whose VM has a tap no more.
+    async fn check_taps<H: Hypervisor>(&self, context: &Context<H>) {
+        // Before the list, so that no tap is missed that was made after it.
+        let plugged = self.current.values();
+        let plugged: Vec<_> = plugged
+            .filter_map(|owner| Some((owner, owner.plugged()?)))
+            .collect();
+        if plugged.is_empty() {
+            return;
+        }
+        match network::plugged(&context.options.network).await {
+            Ok(there) => {
+                for (owner, _) in plugged.iter().filter(|(_, tap)| !there.contains(tap)) {
+                    owner.unplugged();
+                }
+            }
+            Err(error) => tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "taps cannot be compared with the VMs"
+            ),
         }
     }
 

@@ -18,6 +18,9 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
+/// Time between looks whether the rules are still those that were loaded.
+const CHECK: Duration = Duration::from_secs(5);
+
 /// Interfaces, groups, subnets and hosts by name.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct View {
@@ -186,7 +189,14 @@ async fn load(
 ) {
     let mut firewall = Firewall::new(vpc.clone());
     let mut peers = Peers::new(vpc.clone());
+    let mut quiet = false;
     loop {
+        if quiet && let Err(error) = firewall.check().await {
+            tracing::error!(
+                error = &error as &dyn std::error::Error,
+                "the VPC's network cannot be made again; tried again"
+            );
+        }
         // Before the lists are complete a ruleset would deny what is allowed.
         let complete = !readiness
             .pending()
@@ -206,7 +216,7 @@ async fn load(
             match set.await {
                 Ok(()) => {
                     readiness.done("firewall");
-                    delay = Duration::MAX;
+                    delay = CHECK;
                 }
                 Err(error) => {
                     tracing::error!(
@@ -217,10 +227,10 @@ async fn load(
                 }
             }
         }
-        tokio::select! {
+        quiet = tokio::select! {
             () = shutdown.cancelled() => return,
-            changed = view.changed() => if changed.is_err() { return },
-            () = tokio::time::sleep(delay) => {}
-        }
+            changed = view.changed() => if changed.is_err() { return } else { false },
+            () = tokio::time::sleep(delay) => delay == CHECK,
+        };
     }
 }

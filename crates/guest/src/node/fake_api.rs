@@ -34,6 +34,16 @@ impl Answer {
         }
     }
 
+    /// 404.
+    pub(crate) fn missing() -> Self {
+        let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",
+            "reason": "NotFound", "message": "it is not there", "code": 404});
+        Self {
+            status: 404,
+            body: status.to_string(),
+        }
+    }
+
     /// 409, it exists.
     pub(crate) fn exists() -> Self {
         let status = json!({"kind": "Status", "apiVersion": "v1", "status": "Failure",

@@ -159,7 +159,8 @@ async fn run(
     tools.spare.prepare();
     tokio::spawn(register::keep_lease(
         cluster.clone(),
-        task.node.clone(),
+        Arc::clone(&task),
+        system.clone(),
         uid,
     ));
     tokio::spawn(register::heartbeat(cluster, Task::clone(&task), system));

@@ -8,6 +8,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, Owne
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use monopod_core::pod::node::{self, System};
 use monopod_wire::Task;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Namespace of node leases.
@@ -103,20 +104,36 @@ pub(crate) async fn heartbeat(cluster: Cluster, task: Task, system: System) {
     }
 }
 
-/// Keeps the node's lease, for ever.
-pub(crate) async fn keep_lease(cluster: Cluster, node: String, node_uid: String) {
+/// Keeps the node's lease, for ever, and with it the node: who deletes a node deletes its lease.
+pub(crate) async fn keep_lease(
+    cluster: Cluster,
+    task: Arc<Task>,
+    system: System,
+    mut node_uid: String,
+) {
+    let node = &task.node;
     let mut exists = false;
     let mut retry = RETRY;
     loop {
         let leases: Api<Lease> = Api::namespaced(cluster.client(), LEASES);
         let outcome = if exists {
-            renew(&leases, &node).await
+            renew(&leases, node).await
         } else {
-            create(&leases, &node, &node_uid).await
+            create(&leases, node, &node_uid).await
         };
         match outcome {
             Ok(()) => exists = true,
-            Err(kube::Error::Api(status)) if status.code == 404 => exists = false,
+            Err(kube::Error::Api(status)) if exists && status.code == 404 => {
+                tracing::warn!("the node's lease was deleted, perhaps with the node; made again");
+                match register(&cluster, &task, &system).await {
+                    Ok(uid) => {
+                        node_uid = uid;
+                        exists = false;
+                        continue;
+                    }
+                    Err(error) => tracing::error!(%error, "the node cannot be made again"),
+                }
+            }
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
                 exists = true;
                 continue;
@@ -206,6 +223,40 @@ mod tests {
             .unwrap();
         let requests = requests.lock().unwrap();
         assert_eq!(requests[2].0, "PATCH /api/v1/nodes/n/status");
+    }
+
+    #[tokio::test]
+    async fn a_node_that_somebody_deleted_is_made_again() {
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "n"}});
+        let answers = vec![
+            Answer::ok(&lease),
+            Answer::missing(),
+            existing("monopod:///z/env-1"),
+            Answer::ok(&lease),
+        ];
+        let (cluster, requests) = fake_api::start(answers);
+        let kept = keep_lease(
+            cluster,
+            Arc::new(fake_api::task()),
+            System::default(),
+            "old-uid".to_owned(),
+        );
+        tokio::time::pause();
+        let asked = async {
+            while requests.lock().unwrap().len() < 4 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = kept => {}
+            () = asked => {}
+        }
+        let requests = requests.lock().unwrap();
+        assert_eq!(requests[2].0, "POST /api/v1/nodes");
+        assert_eq!(
+            requests[3].1["metadata"]["ownerReferences"][0]["uid"],
+            "node-uid"
+        );
     }
 
     #[tokio::test]

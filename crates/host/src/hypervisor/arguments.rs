@@ -191,6 +191,11 @@ pub(super) fn process_name(id: &str) -> String {
     format!("guest={id}")
 }
 
+/// The VM that an argument names, if it is a [`process_name`].
+pub(super) fn named_by(argument: &str) -> Option<&str> {
+    argument.strip_prefix("guest=")
+}
+
 pub(super) fn kernel_command_line(accelerator: Accelerator) -> String {
     let common = "console=ttyS0 quiet rdinit=/init reboot=t panic=-1 cryptomgr.notests \
                   rcupdate.rcu_expedited=1 audit=0 random.trust_cpu=on \

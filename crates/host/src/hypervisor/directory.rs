@@ -1,6 +1,6 @@
 //! The directories of VMs: one each, in `vms/` named by the environment, in `spare/` by the VM.
 
-use super::cgroup::Group;
+use super::cgroup::{Cgroups, Group};
 use super::process::Process;
 use super::record::Record;
 use super::{HypervisorError, arguments};
@@ -47,6 +47,42 @@ pub(super) async fn discard(parent: &Path, name: &str) -> Result<(), HypervisorE
     }
     absent_is_fine(std::fs::remove_dir_all(&directory))
         .map_err(HypervisorError::io("remove the VM's directory"))
+}
+
+/// Ends the VMs whose directory somebody removed: processes in one of the `roots` of which there is no
+/// record in `vms`.
+pub(super) async fn end_unrecorded(
+    vms: &Path,
+    roots: &Path,
+    cgroups: &Cgroups,
+) -> Result<(), HypervisorError> {
+    let mut recorded = Vec::new();
+    for name in list(vms)? {
+        if let Some((_, process)) = find(&directory(vms, &name)?)? {
+            recorded.push(process.id);
+        }
+    }
+    let running = Process::rooted_in(super::program::PATH, roots);
+    let running = running.map_err(HypervisorError::io("look for VMs without a directory"))?;
+    for (process, words) in running.iter().filter(|(p, _)| !recorded.contains(&p.id)) {
+        let id = words.iter().find_map(|word| arguments::named_by(word));
+        tracing::warn!(
+            id,
+            pid = process.id.pid,
+            "a VM without a directory is ended"
+        );
+        let end = async {
+            process.kill()?;
+            process.exited().await?;
+            match id {
+                Some(id) => cgroups.group(id).remove().await,
+                None => Ok(()),
+            }
+        };
+        end.await
+            .map_err(HypervisorError::io("end a VM without a directory"))?;
+    }
+    Ok(())
 }
 
 /// Names of the VMs that have a directory.

@@ -2,7 +2,9 @@
 
 use super::record::ProcessId;
 use rustix::process::{Pid, PidfdFlags, Signal, WaitId, WaitIdOptions};
+use std::collections::BTreeSet;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::Arc;
 use tokio::io::Interest;
@@ -43,25 +45,34 @@ impl Process {
 
     /// The process of this program that has this word among its arguments.
     pub(super) fn with_argument(program: &str, word: &str) -> std::io::Result<Option<Self>> {
-        for entry in std::fs::read_dir("/proc")? {
-            let entry = entry?;
-            let Some(pid) = entry
-                .file_name()
-                .to_str()
-                .and_then(|name| name.parse().ok())
-            else {
+        let has = |(_, words): &(i32, Vec<Vec<u8>>)| words.iter().any(|w| w == word.as_bytes());
+        let found = of_program(program)?.into_iter().find(has);
+        found.map_or(Ok(None), |(pid, _)| Self::with_pid(pid))
+    }
+
+    /// The processes of this program whose root is one of the directories in `parent`, with their arguments.
+    pub(super) fn rooted_in(
+        program: &str,
+        parent: &Path,
+    ) -> std::io::Result<Vec<(Self, Vec<String>)>> {
+        let mut roots = BTreeSet::new();
+        for entry in std::fs::read_dir(parent)? {
+            let metadata = entry?.metadata()?;
+            roots.insert((metadata.dev(), metadata.ino()));
+        }
+        let mut found = Vec::new();
+        for (pid, words) in of_program(program)? {
+            let Some(process) = Self::with_pid(pid)? else {
                 continue;
             };
-            // Processes come and go while we read.
-            let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
-            let mut arguments = arguments.split(|&byte| byte == 0);
-            if arguments.next() == Some(program.as_bytes())
-                && arguments.any(|argument| argument == word.as_bytes())
-            {
-                return Self::with_pid(pid);
+            // One that is ending has no root any more.
+            let root = std::fs::metadata(format!("/proc/{pid}/root/"));
+            if root.is_ok_and(|root| roots.contains(&(root.dev(), root.ino()))) {
+                let words = words.iter().map(|word| String::from_utf8_lossy(word));
+                found.push((process, words.map(String::from).collect()));
             }
         }
-        Ok(None)
+        Ok(found)
     }
 
     /// Ends the process at once. That it is gone already is fine.
@@ -82,6 +93,25 @@ impl Process {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+/// Numbers and arguments of a program's processes.
+fn of_program(program: &str) -> std::io::Result<Vec<(i32, Vec<Vec<u8>>)>> {
+    let mut found = Vec::new();
+    for entry in std::fs::read_dir("/proc")? {
+        let entry = entry?;
+        let name = entry.file_name();
+        let Some(pid) = name.to_str().and_then(|name| name.parse().ok()) else {
+            continue;
+        };
+        // Processes come and go while we read.
+        let arguments = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+        let mut arguments = arguments.split(|&byte| byte == 0).map(<[u8]>::to_vec);
+        if arguments.next().as_deref() == Some(program.as_bytes()) {
+            found.push((pid, arguments.collect()));
+        }
+    }
+    Ok(found)
 }
 
 #[expect(

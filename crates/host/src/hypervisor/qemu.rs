@@ -65,7 +65,10 @@ impl Qemu {
         }
         let next = next_number(&[&vms, &spare])?.into();
         directory::discard_all(&spare).await?;
-        let program = program::prepare(&config.directory.join("jail"))?;
+        let jail = config.directory.join("jail");
+        let program = program::prepare(&jail)?;
+        let cgroups = Cgroups::find();
+        directory::end_unrecorded(&vms, &jail, &cgroups).await?;
         let accelerator = Choice::begin(program.clone(), config.guest_image.clone());
         let machine = Arc::new(Machine {
             launcher: Launcher {
@@ -73,7 +76,7 @@ impl Qemu {
                 guest_image: config.guest_image,
                 network: config.network,
                 program,
-                cgroups: Cgroups::find(),
+                cgroups,
                 accelerator,
                 next,
                 turns: turns(),

@@ -1,6 +1,6 @@
 //! Loads the compiled ruleset into the VPC's namespace.
 
-use super::command::run;
+use super::command::{output, run};
 use super::{NetworkError, Vpc};
 use monopod_core::vpc::{Policy, compile};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -10,7 +10,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 pub struct Firewall {
     vpc: Vpc,
     generation: u32,
-    loaded: Option<Policy>,
+    loaded: Option<Loaded>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    policy: Policy,
+    /// As the kernel tells it.
+    tables: String,
 }
 
 impl Firewall {
@@ -31,14 +38,48 @@ impl Firewall {
 
     /// Loads the policy's ruleset in one transaction, unless it is loaded already.
     pub async fn load(&mut self, policy: Policy) -> Result<(), NetworkError> {
-        if self.loaded.as_ref() == Some(&policy) {
+        if self.loaded.as_ref().is_some_and(|l| l.policy == policy) {
             return Ok(());
         }
         self.generation = self.generation.wrapping_add(1).max(1);
         let text = compile(&policy, self.generation);
         let namespace = format!("--net={}", self.vpc.namespace_path().display());
+        self.loaded = None;
         run("nsenter", &[&namespace, "nft", "-f", "-"], &text).await?;
-        self.loaded = Some(policy);
+        let tables = self.tables().await?;
+        self.loaded = Some(Loaded { policy, tables });
         Ok(())
+    }
+
+    /// Looks whether the tables are still what was loaded. If somebody changed or deleted one, all that
+    /// the VPC has on this machine is made again, and the next load is not spared.
+    pub async fn check(&mut self) -> Result<(), NetworkError> {
+        let Some(loaded) = &self.loaded else {
+            return Ok(());
+        };
+        match self.tables().await {
+            Ok(tables) if tables == loaded.tables => return Ok(()),
+            Ok(_) => tracing::warn!("somebody changed the VPC's nftables; loaded again"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the VPC's nftables are not there; loaded again");
+            }
+        }
+        self.loaded = None;
+        super::ensure(&self.vpc).await
+    }
+
+    /// The VPC's table, and the machine's if the API server is published there; without what is counted.
+    async fn tables(&self) -> Result<String, NetworkError> {
+        let namespace = format!("--net={}", self.vpc.namespace_path().display());
+        let list = ["nft", "--stateless", "list", "table"];
+        let inside = [&[namespace.as_str()], &list[..], &["inet", "monopod"]].concat();
+        let mut tables = output("nsenter", &inside, "").await?;
+        if self.vpc.is_published() {
+            let table = self.vpc.table();
+            let outside = [&list[1..], &["ip", &table]].concat();
+            tables.push_str(&output("nft", &outside, "").await?);
+        }
+        Ok(tables)
     }
 }

@@ -105,6 +105,11 @@ impl Vpc {
         format!("monopod-{}", self.name)
     }
 
+    /// Whether other machines reach the API server at this one's address.
+    fn is_published(&self) -> bool {
+        self.underlay.is_some() && matches!(self.api, Api::Link { .. })
+    }
+
     /// Name of the link's device on the machine.
     fn host_device(&self) -> String {
         format!("{}-api", self.name)

@@ -1,6 +1,6 @@
 //! The beginning of a VM: started, or taken over from a former host process.
 
-use super::{State, chain, is_deleted, limit};
+use super::{State, Tap, chain, is_deleted, limit};
 use crate::hypervisor::{Events, Hypervisor, Vm, VmSpec};
 use crate::network;
 use crate::policy::View;
@@ -123,6 +123,7 @@ impl<H: Hypervisor> State<H> {
         network::plug(&self.context.options.network, &interface, vm)
             .await
             .map_err(|error| chain(&error))?;
+        self.tap.send_replace(Tap::Plugged);
         self.step(Step::Tap, None);
         Ok(())
     }

@@ -1,8 +1,8 @@
 //! The end of a VM, and of its environment.
 
-use super::{RETRY, State, bounded, chain};
+use super::{RETRY, State, Tap, bounded, chain};
 use crate::files::absent_is_fine;
-use crate::hypervisor::Hypervisor;
+use crate::hypervisor::{Hypervisor, Vm};
 use crate::{archive, credentials, network};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
@@ -20,6 +20,12 @@ impl<H: Hypervisor> State<H> {
         self.status.enter(EnvironmentPhase::Finished);
     }
 
+    /// The VM can never reach anybody again: a tap is made with its process.
+    pub(super) async fn unplugged(&mut self) {
+        self.fail("somebody removed the tap of the VM's network interface")
+            .await;
+    }
+
     pub(super) async fn fail(&mut self, message: &str) {
         tracing::warn!(environment = %self.name, pod = %self.environment.spec.pod.uid, message, "environment failed");
         self.context.metrics.failures.inc();
@@ -30,10 +36,15 @@ impl<H: Hypervisor> State<H> {
 
     /// Ends the VM and frees what it holds on this machine; tried until it works.
     pub(super) async fn free(&mut self) {
-        if self.vm.take().is_some() {
+        if let Some(vm) = self.vm.take() {
             self.context.metrics.vms.dec();
+            // Also if somebody removed its directory, by which it is found.
+            if let Err(error) = vm.kill() {
+                tracing::error!(environment = %self.name, error = &error as &dyn std::error::Error, "a VM cannot be killed");
+            }
         }
         self.listening = false;
+        self.tap.send_replace(Tap::Idle);
         while let Err(message) = self.try_free().await {
             tracing::error!(environment = %self.name, message, "cannot be freed; tried again");
             tokio::time::sleep(RETRY).await;

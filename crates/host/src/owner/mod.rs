@@ -46,10 +46,22 @@ use tokio::time::Instant;
 /// Delay before something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
 
+/// A VM's tap, as far as the owner is concerned.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tap {
+    /// There is none, or it may go.
+    Idle,
+    /// The VM has it as its interface.
+    Plugged,
+    /// The VM had it, and somebody removed it.
+    Gone,
+}
+
 /// Tells an owner task of its environment's changes.
 #[derive(Debug)]
 pub(crate) struct Owner {
     environment: watch::Sender<Environment>,
+    tap: watch::Sender<Tap>,
 }
 
 impl Owner {
@@ -60,6 +72,24 @@ impl Owner {
     /// Whether this owner is of this very object, not of one that had its name before.
     pub(crate) fn is_of(&self, environment: &Environment) -> bool {
         self.environment.borrow().metadata.uid == environment.metadata.uid
+    }
+
+    /// The address of the interface, if its tap must be there.
+    pub(crate) fn plugged(&self) -> Option<Ipv4Addr> {
+        let plugged = *self.tap.borrow() == Tap::Plugged;
+        let address = plugged.then(|| self.environment.borrow().spec.address.parse());
+        address?.ok()
+    }
+
+    /// The tap was not there though it must be.
+    pub(crate) fn unplugged(&self) {
+        self.tap.send_if_modified(|tap| {
+            let gone = *tap == Tap::Plugged;
+            if gone {
+                *tap = Tap::Gone;
+            }
+            gone
+        });
     }
 
     /// The object is gone, whoever removed this host's finalizer from it: everything is freed.
@@ -86,12 +116,12 @@ pub(crate) fn new<H: Hypervisor>(
         &environment.name_any(),
         images.map(|image| image.reference.clone()),
     );
-    (
-        Owner {
-            environment: sender,
-        },
-        run(context, view, environment, receiver),
-    )
+    let tap = watch::Sender::new(Tap::Idle);
+    let owner = Owner {
+        environment: sender,
+        tap: tap.clone(),
+    };
+    (owner, run(context, view, environment, receiver, tap))
 }
 
 struct State<H: Hypervisor> {
@@ -115,6 +145,7 @@ struct State<H: Hypervisor> {
     /// Why the guest said it ends, if it did.
     ended: Option<Ended>,
     gateway: Option<Ipv4Addr>,
+    tap: watch::Sender<Tap>,
     /// When the VM is held to its share of the CPUs; none once it is.
     limit_at: Option<Instant>,
     /// It had whole CPUs for its end.
@@ -126,6 +157,7 @@ async fn run<H: Hypervisor>(
     view: watch::Receiver<View>,
     environment: Environment,
     mut updates: watch::Receiver<Environment>,
+    tap: watch::Sender<Tap>,
 ) {
     let name = environment.name_any();
     let Ok(address) = environment.spec.address.parse::<Ipv4Addr>() else {
@@ -155,6 +187,7 @@ async fn run<H: Hypervisor>(
         logs_complete: false,
         ended: None,
         gateway: None,
+        tap,
         limit_at: None,
         hastened: false,
     };
@@ -233,6 +266,7 @@ impl<H: Hypervisor> State<H> {
             found: mut background,
         } = background;
         let mut keeps_lease = false;
+        let mut tap = self.tap.subscribe();
         while !self.is_deleted() {
             if self.status.phase().is_terminal() && !keeps_lease {
                 keeps_lease = true;
@@ -252,6 +286,7 @@ impl<H: Hypervisor> State<H> {
                     None => *events = None,
                 },
                 () = limit::due(self.limit_at) => self.limit_cpu(),
+                () = is_gone(&mut tap) => self.unplugged().await,
                 changed = updates.changed() => {
                     if changed.is_err() {
                         return;
@@ -322,6 +357,13 @@ impl<H: Hypervisor> State<H> {
 
 fn is_deleted(environment: &Environment) -> bool {
     environment.metadata.deletion_timestamp.is_some()
+}
+
+/// Waits until somebody removed the tap.
+async fn is_gone(tap: &mut watch::Receiver<Tap>) {
+    if tap.wait_for(|tap| *tap == Tap::Gone).await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// The next event of a VM; never, if there is none.

@@ -124,6 +124,41 @@ fn a_flow_that_is_no_longer_allowed_is_cut_and_others_go_on() {
     );
 }
 
+/// Whatever of the rules somebody takes away comes back with the next look.
+#[test]
+fn rules_that_somebody_removes_are_loaded_again() {
+    let mut fixture = Fixture::new();
+    fixture.pod(10);
+    fixture.pod(20);
+    let policy = fixture.policy(
+        &[("all", SecurityGroupSpec::default())],
+        &[&["all"], &["all"]],
+    );
+    let mut firewall = Firewall::new(fixture.vpc.clone());
+    let server = fixture.pods[1].address;
+    let _listener = fixture.listen(1, 80);
+    let load = |firewall: &mut Firewall| {
+        let loaded = fixture.runtime.block_on(firewall.load(policy.clone()));
+        loaded.expect("loads");
+        assert!(denied(fixture.connect(0, server, 80)), "no group allows it");
+    };
+    load(&mut firewall);
+    for removal in [
+        "delete table inet monopod",
+        "flush chain inet monopod entering",
+    ] {
+        let namespace = fixture.vpc.namespace();
+        sh(&format!(
+            "nsenter --net=/run/netns/{namespace} nft {removal}"
+        ));
+        fixture.connect(0, server, 80).expect("nothing denies it");
+        fixture.runtime.block_on(firewall.check()).expect("checks");
+        load(&mut firewall);
+    }
+    fixture.runtime.block_on(firewall.check()).expect("checks");
+    load(&mut firewall);
+}
+
 /// As kube-proxy translates it, from a service's address to a pod's.
 #[test]
 fn a_service_leads_to_pods_also_to_the_one_that_asks_and_groups_see_the_pods() {

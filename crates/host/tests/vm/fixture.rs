@@ -88,6 +88,11 @@ impl Vms {
         .unwrap();
     }
 
+    /// As if somebody had removed a VM's directory by hand.
+    pub(crate) fn remove_directory(&self, environment: &str) {
+        std::fs::remove_dir_all(self.directory.path().join("vms").join(environment)).unwrap();
+    }
+
     /// VMs without an environment.
     pub(crate) fn spare(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path().join("spare")).unwrap();

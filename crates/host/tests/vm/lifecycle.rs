@@ -104,6 +104,28 @@ async fn a_vm_without_an_environment_does_not_outlive_its_host() {
     assert_eq!(network.devices(), ["api0", "lo"]);
 }
 
+/// A directory that somebody removed hides a VM from no later host process.
+#[tokio::test]
+async fn a_vm_without_a_directory_is_ended_by_the_next_host() {
+    let network = Network::new(13).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    let (kept, _events) = hypervisor.start(fixture::spec("env-kept")).await.unwrap();
+    let (_hidden, mut events) = hypervisor.start(fixture::spec("env-hidden")).await.unwrap();
+    let groups = vms.groups("env-hidden");
+    vms.remove_directory("env-hidden");
+    drop(hypervisor);
+    let hypervisor = vms.hypervisor().await;
+    until(&mut events, is(VmEvent::Exited)).await;
+    assert!(hypervisor.adopt("env-hidden").await.unwrap().is_none());
+    assert!(hypervisor.adopt("env-kept").await.unwrap().is_some());
+    for group in groups {
+        assert!(!group.exists(), "{}", group.display());
+    }
+    fixture::discard(&hypervisor, &kept, "env-kept").await;
+    assert_eq!(network.devices(), ["api0", "lo"]);
+}
+
 #[tokio::test]
 async fn names_that_are_no_file_names_are_refused() {
     let network = Network::new(7).await;
