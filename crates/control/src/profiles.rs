@@ -5,22 +5,19 @@ use crate::index::{Index, Shared};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::environment::PodReference;
 use monopod_api::labels::{self, PROFILE_FINALIZER};
 use monopod_api::profile::FargateProfile;
 use monopod_core::profiles::{Decision, Effect, Observed, ProfilePod, Told, decide};
+use monopod_ops::eviction::{self, Eviction};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 const FIELD_MANAGER: &str = "monopod-control";
-/// How long an eviction is waited for; it is asked for again some seconds later.
-const EVICTION_LIMIT: Duration = Duration::from_secs(2);
-
 #[derive(Clone)]
 pub(crate) struct Profiles {
     client: Client,
@@ -204,21 +201,14 @@ impl Profiles {
     }
 }
 
-/// Asks for a pod's eviction. A disruption budget without room answers 429, on which the client would
-/// ask again for minutes: the next decision does that.
+/// Asks for a pod's eviction; the next decision asks again.
 async fn evict(api: Api<Pod>, pod: PodReference) {
-    let eviction = json!({
-        "apiVersion": "policy/v1", "kind": "Eviction",
-        "metadata": {"name": pod.name, "namespace": pod.namespace},
-        "deleteOptions": {"preconditions": {"uid": pod.uid}},
-    });
-    let parameters = PostParams::default();
-    let asked =
-        api.create_subresource::<Value, Value>("eviction", &pod.name, &parameters, &eviction);
-    match tokio::time::timeout(EVICTION_LIMIT, asked).await {
-        Ok(Ok(_)) => tracing::info!(pod = %pod.uid, "evicted, as its profile is being deleted"),
-        Ok(Err(error)) => tracing::debug!(pod = %pod.uid, %error, "not evicted"),
-        Err(_late) => tracing::debug!(pod = %pod.uid, "not evicted: its budget has no room"),
+    match eviction::evict(&api, &pod.namespace, &pod.name, &pod.uid).await {
+        Ok(Eviction::Done) => {
+            tracing::info!(pod = %pod.uid, "evicted, as its profile is being deleted");
+        }
+        Ok(Eviction::Waits) => tracing::debug!(pod = %pod.uid, "its budget has no room"),
+        Err(error) => tracing::debug!(pod = %pod.uid, %error, "not evicted"),
     }
 }
 

@@ -44,6 +44,14 @@ pub(crate) async fn keep<H: Hypervisor>(
                 }
                 PERIOD
             }
+            Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
+                tracing::error!(
+                    answer = status.message,
+                    "this host is not one of the cluster any more: it was removed or forgotten; `monopod host token {}` on the cluster's machine lets it back in",
+                    context.options.name
+                );
+                PERIOD
+            }
             Err(error) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -62,6 +70,9 @@ pub(crate) async fn keep<H: Hypervisor>(
 
 /// Writes what there is of this host, and says whether it takes VMs.
 async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> {
+    let parameters = PatchParams::apply(FIELD_MANAGER).force();
+    // First: a host that was removed may not write it, and must not make its object again.
+    renew(context, &parameters).await?;
     let (options, api) = (&context.options, Api::<Host>::all(context.client.clone()));
     let memory = machine::memory_mib().unwrap_or(0);
     let underlay = options.network.underlay.as_ref();
@@ -82,7 +93,6 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
         "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": options.name},
         "spec": {"region": spec.region, "zone": spec.zone, "address": spec.address, "memoryMib": spec.memory_mib, "cpuMillis": spec.cpu_millis},
     });
-    let parameters = PatchParams::apply(FIELD_MANAGER).force();
     api.patch(&options.name, &parameters, &Patch::Apply(&fields))
         .await?;
     let images: Vec<String> = match context.images.list() {
@@ -126,7 +136,6 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
         .patch_status(&options.name, &parameters, &Patch::Apply(&fields))
         .await?;
     tracing::trace!(host = %host.name_any(), "heartbeat");
-    renew(context, &parameters).await?;
     Ok(ready)
 }
 

@@ -1,7 +1,9 @@
-//! What each Monopod process needs once: logs, an admin server, shutdown, watches and a work queue.
+//! What each Monopod process needs once: logs, an admin server, shutdown, watches, a work queue, an
+//! election, evictions.
 
 pub mod admin;
 pub mod election;
+pub mod eviction;
 pub mod logs;
 pub mod queue;
 pub mod shutdown;

@@ -389,7 +389,8 @@ impl Store {
     /// Whether an image's file is what was stored; each process reads it once. A file that is not
     /// is forgotten, so that it is pulled or loaded anew.
     fn verify(&self, digest: &Digest) -> Result<bool, ImageError> {
-        if self.verified().contains(digest) {
+        // Somebody may have removed it since.
+        if self.verified().contains(digest) && self.file(digest).exists() {
             return Ok(true);
         }
         let Some(entry) = self.index()?.images.remove(digest) else {

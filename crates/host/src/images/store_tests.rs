@@ -394,6 +394,9 @@ fn a_file_that_was_changed_is_not_used_again() {
         .unwrap();
     assert_eq!(again.digest, image.digest);
     assert!(store.take(&reference).unwrap().is_some());
+    // Verified once, and removed by somebody since.
+    std::fs::remove_file(&image.squashfs).unwrap();
+    assert_eq!(store.take(&reference).unwrap(), None);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 mod admission;
 mod apps;
+mod byhand;
 mod control;
 mod dns;
 mod doctor;
@@ -167,6 +168,14 @@ const CHECKS: &[Check] = &[
     (
         "lifecycle::a_deleted_pod_honours_its_grace_period_and_leaves_nothing",
         lifecycle::deletion,
+    ),
+    (
+        "byhand::what_is_deleted_under_a_pod_comes_back",
+        byhand::repaired,
+    ),
+    (
+        "byhand::what_cannot_come_back_ends_the_pod_with_a_reason",
+        byhand::retired,
     ),
     (
         "logs::a_finished_pod_keeps_its_logs_without_its_vm",

@@ -1,5 +1,7 @@
 //! A cluster of two machines, one of which is a network namespace at a switch with this one.
 
+mod hosts;
+
 use monopod_testkit::{
     Check, Cluster, Machine, Switch, kill, number, part, processes_with, run, wait,
 };
@@ -19,6 +21,14 @@ const CHECKS: &[Check] = &[
     ("machines::a_machine_joins_once_with_its_token", joins),
     ("machines::pods_of_two_machines_are_in_one_vpc", one_vpc),
     ("machines::a_machine_that_restarts_keeps_its_pods", restarts),
+    (
+        "machines::a_machine_is_drained_removed_and_let_back_in",
+        hosts::drained,
+    ),
+    (
+        "machines::a_machine_that_is_gone_is_forgotten",
+        hosts::forgotten,
+    ),
 ];
 
 /// The second machine, for all checks.

@@ -1,11 +1,13 @@
 //! `monopod host forget`: an operator says that a machine is gone, and with it all its VMs.
 
+use super::drain;
+use super::remove::{absent_is_fine, erase};
 use crate::cluster::client;
 use crate::settings::Layout;
 use anyhow::{bail, ensure};
 use clap::Args;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{DeleteParams, ListParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
@@ -36,8 +38,7 @@ impl Forget {
         let admin = client::connect(&layout.kubeconfig("admin")).await?;
         let hosts: Api<Host> = Api::all(admin.clone());
         let environments: Api<Environment> = Api::all(admin.clone());
-        let selected = ListParams::default().fields(&format!("spec.host={host}"));
-        let left = environments.list(&selected).await?.items;
+        let left = drain::environments(&admin, &host).await?;
         if hosts.get_opt(&host).await?.is_none() && left.is_empty() {
             bail!(
                 "no host {host}, and no environment on one of this name; see `monopod kubectl get hosts`"
@@ -50,9 +51,9 @@ impl Forget {
         );
         ensure!(
             !renews(&admin, &host).await?,
-            "host {host} renews its lease: it is there, and its VMs are; cordon it (spec.unschedulable), delete its pods and stop it first"
+            "host {host} renews its lease: it is there, and its VMs are; drain it with `monopod host drain {host}`, then remove it with `monopod host remove {host}`"
         );
-        absent_is_fine(hosts.delete(&host, &DeleteParams::default()).await)?;
+        erase(&admin, &host).await?;
         for environment in left {
             release(&environments, &environment).await?;
             let pod = &environment.spec.pod;
@@ -63,7 +64,9 @@ impl Forget {
                 pod.name
             );
         }
-        println!("host {host} is forgotten");
+        println!(
+            "host {host} is forgotten; if the machine comes back, it ends its VMs, and takes part again after `monopod host token {host}`"
+        );
         Ok(ExitCode::SUCCESS)
     }
 }
@@ -100,12 +103,4 @@ async fn release(api: &Api<Environment>, environment: &Environment) -> anyhow::R
         api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))
             .await,
     )
-}
-
-fn absent_is_fine<T>(result: Result<T, kube::Error>) -> anyhow::Result<()> {
-    match result {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(error.into()),
-    }
 }

@@ -1,7 +1,10 @@
 //! `monopod host`: the machines of a cluster.
 
+mod cordon;
+mod drain;
 mod forget;
 mod join;
+mod remove;
 mod run;
 mod token;
 
@@ -21,6 +24,14 @@ enum Command {
     Token(token::Token),
     /// Make this machine a host of the cluster that a token is of, and start it
     Join(join::Join),
+    /// Place no new pods on a machine; those that it has go on
+    Cordon(cordon::Cordon),
+    /// Place pods on a machine again
+    Uncordon(cordon::Cordon),
+    /// Evict a machine's pods, as their disruption budgets permit
+    Drain(drain::Drain),
+    /// Take a machine without pods out of the cluster
+    Remove(remove::Remove),
     /// Give up a machine that will not come back, with all its VMs
     Forget(forget::Forget),
     /// Run the host process (the supervisor does)
@@ -38,6 +49,10 @@ impl Host {
         match self.command {
             Command::Token(token) => super::single(token.run(layout)),
             Command::Join(join) => super::single(join.run(layout)),
+            Command::Cordon(cordon) => super::single(cordon.run(layout, true)),
+            Command::Uncordon(cordon) => super::single(cordon.run(layout, false)),
+            Command::Drain(drain) => super::single(drain.run(layout)),
+            Command::Remove(remove) => super::single(remove.run(layout)),
             Command::Forget(forget) => super::single(forget.run(layout)),
             Command::Run(run) => super::several(run.run(layout)),
         }

@@ -1,0 +1,150 @@
+//! What an operator deletes by hand under a running pod: it comes back, or the pod ends with a reason.
+
+use crate::lifecycle::{GONE, gone, kill_vm, part, restarted};
+use crate::{START, namespace, shell_pod};
+use monopod_testkit::{Cluster, kill, wait};
+use serde_json::Value;
+use std::process::Command;
+use std::time::Duration;
+
+/// What is looked at every 5 or 10 seconds is made again within this time.
+const AGAIN: Duration = Duration::from_secs(45);
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object
+        .pointer(pointer)
+        .and_then(Value::as_str)
+        .expect(pointer)
+}
+
+/// Runs a program in the VPC's namespace.
+fn in_vpc(cluster: &Cluster, arguments: &[&str]) -> String {
+    let namespace = format!("--net=/run/netns/{}-vpc", cluster.name());
+    let output = Command::new("nsenter")
+        .arg(namespace)
+        .args(arguments)
+        .output();
+    let output = output.expect("nsenter runs");
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Deletes an object, and waits until another has its name.
+fn comes_back(cluster: &Cluster, namespace: &str, kind: &str, name: &str) -> Value {
+    let before = cluster.get(namespace, kind, name).expect(name);
+    let scope = [
+        "-n",
+        if namespace.is_empty() {
+            "default"
+        } else {
+            namespace
+        },
+    ];
+    cluster.kubectl(&[&["delete", kind, name, "--wait=false"], &scope[..]].concat());
+    wait(&format!("{kind} {name} is there again"), AGAIN, || {
+        let now = cluster.get(namespace, kind, name).ok_or("it is gone")?;
+        if now["metadata"]["uid"] == before["metadata"]["uid"] {
+            return Err("it is not deleted yet".to_owned());
+        }
+        Ok(now)
+    })
+}
+
+/// The pod runs as if nothing had been.
+fn unharmed(cluster: &Cluster, before: &Value) {
+    let (namespace, name) = (
+        text(before, "/metadata/namespace"),
+        text(before, "/metadata/name"),
+    );
+    let after = cluster.wait_ready(namespace, name, START);
+    assert_eq!(after["metadata"]["uid"], before["metadata"]["uid"]);
+    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
+    let answer = cluster.kubectl(&["exec", "-n", namespace, name, "--", "echo", "alive"]);
+    assert_eq!(answer, "alive\n");
+}
+
+pub(crate) fn repaired(cluster: &Cluster) {
+    namespace(cluster, "repaired");
+    cluster.apply(&shell_pod("repaired", "steady", "sleep 100000"));
+    let pod = cluster.wait_ready("repaired", "steady", START);
+    let environment = cluster.environment_of(&pod).expect("an environment");
+    let node = text(&environment, "/spec/node");
+    let interface = text(&environment, "/spec/networkInterface");
+
+    // The node's, the host's and control's proof that they are there; the node itself; the host itself.
+    comes_back(cluster, "kube-node-lease", "lease", node);
+    comes_back(cluster, "monopod-host-host-1", "lease", "host-1");
+    comes_back(cluster, "kube-system", "lease", "monopod-control");
+    let again = comes_back(cluster, "", "node", node);
+    assert!(text(&again, "/spec/providerID").ends_with(text(&environment, "/metadata/name")));
+    comes_back(cluster, "", "host", "host-1");
+    unharmed(cluster, &pod);
+
+    // An address in use stays taken.
+    cluster.kubectl(&["delete", "networkinterface", interface, "--wait=false"]);
+    // Rules that are gone would let everything through.
+    let rules = ["nft", "list", "chain", "inet", "monopod", "entering"];
+    let judges = |cluster: &Cluster| in_vpc(cluster, &rules).contains("REJECT-in");
+    assert!(judges(cluster), "the rules are there");
+    in_vpc(cluster, &["nft", "delete", "table", "inet", "monopod"]);
+    wait("the rules are there again", AGAIN, || {
+        judges(cluster)
+            .then_some(())
+            .ok_or_else(|| in_vpc(cluster, &["nft", "list", "tables"]))
+    });
+    unharmed(cluster, &pod);
+    assert!(cluster.get("", "networkinterface", interface).is_some());
+
+    cluster.kubectl(&["delete", "pod", "-n", "repaired", "steady"]);
+    gone(cluster, &environment, GONE);
+    cluster.kubectl(&["delete", "namespace", "repaired", "--wait=false"]);
+}
+
+/// A pod of which something was deleted that cannot be made again.
+fn ends(cluster: &Cluster, name: &str, why: &str, delete: impl FnOnce(&Value)) {
+    cluster.apply(&shell_pod("retired", name, "sleep 100000"));
+    let pod = cluster.wait_ready("retired", name, START);
+    let environment = cluster.environment_of(&pod).expect("an environment");
+    delete(&environment);
+    let failed = cluster.wait_phase("retired", name, "Failed", AGAIN);
+    assert_eq!(failed["status"]["reason"], "EnvironmentLost");
+    let message = text(&failed, "/status/message");
+    assert!(message.contains(why), "{message}");
+    cluster.kubectl(&["delete", "pod", "-n", "retired", name]);
+    gone(cluster, &environment, GONE);
+}
+
+pub(crate) fn retired(cluster: &Cluster) {
+    namespace(cluster, "retired");
+    let name = |environment: &Value| text(environment, "/metadata/name").to_owned();
+    ends(
+        cluster,
+        "environment",
+        "environment of this pod was deleted",
+        |environment| {
+            cluster.kubectl(&["delete", "environment", &name(environment), "--wait=false"]);
+        },
+    );
+    ends(cluster, "vm", "the VM died", |environment| {
+        kill_vm(cluster, environment)
+    });
+    ends(
+        cluster,
+        "tap",
+        "tap of the VM's network interface",
+        |environment| {
+            let address: std::net::Ipv4Addr =
+                text(environment, "/spec/address").parse().expect("IPv4");
+            let tap = format!("eni{:08x}", u32::from(address));
+            in_vpc(cluster, &["ip", "link", "delete", &tap]);
+        },
+    );
+    // The host process that runs needs nothing of the VM's directory; the next one does.
+    ends(cluster, "directory", "the VM was gone", |environment| {
+        let vm = cluster.data().join("host/vms").join(name(environment));
+        std::fs::remove_dir_all(vm).expect("removed");
+        let (pid, restarts) = part(cluster, "host");
+        kill(pid);
+        restarted(cluster, "host", restarts);
+    });
+    cluster.kubectl(&["delete", "namespace", "retired", "--wait=false"]);
+}

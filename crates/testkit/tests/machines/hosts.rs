@@ -1,0 +1,175 @@
+//! How a machine leaves a cluster, and comes back.
+
+use crate::{SECOND, START, second};
+use monopod_testkit::{Cluster, leftovers, wait};
+use serde_json::{Value, json};
+use std::time::Duration;
+
+/// What an eviction, a back-off and a start on the other machine take.
+const MOVED: Duration = Duration::from_mins(3);
+
+fn monopod(cluster: &Cluster, arguments: &[&str]) -> String {
+    let output = cluster.monopod(arguments);
+    assert!(
+        output.success,
+        "{arguments:?}: {}{}",
+        output.out, output.err
+    );
+    output.out
+}
+
+fn refused(cluster: &Cluster, arguments: &[&str], why: &str) {
+    let output = cluster.monopod(arguments);
+    assert!(
+        !output.success && output.err.contains(why),
+        "{arguments:?}: {}{}",
+        output.out,
+        output.err
+    );
+}
+
+/// A Deployment whose pods are on the second machine, of which one may be missing.
+fn deployment(cluster: &Cluster, name: &str, replicas: u8) {
+    monopod(cluster, &["host", "cordon", "host-1"]);
+    monopod(cluster, &["host", "uncordon", SECOND]);
+    let labels = json!({"app": name});
+    cluster.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "replicas": replicas, "selector": {"matchLabels": labels},
+            "template": {"metadata": {"labels": labels}, "spec": {
+                "terminationGracePeriodSeconds": 1,
+                "containers": [{"name": "main", "image": "monopod.local/busybox", "command": ["sleep", "100000"]}],
+            }},
+        },
+    }));
+    cluster.apply(&json!({
+        "apiVersion": "policy/v1", "kind": "PodDisruptionBudget", "metadata": {"name": name, "namespace": "default"},
+        "spec": {"maxUnavailable": 1, "selector": {"matchLabels": labels}},
+    }));
+    available(cluster, name, SECOND, replicas);
+    monopod(cluster, &["host", "uncordon", "host-1"]);
+}
+
+/// Waits until so many pods of a Deployment are Ready on a machine, and on no other.
+fn available(cluster: &Cluster, name: &str, host: &str, replicas: u8) {
+    wait("its pods are there", MOVED, || {
+        let pods = cluster.list("default", "pods").into_iter().filter(|pod| {
+            pod["metadata"]["labels"]["app"] == name && pod["status"]["phase"] != "Failed"
+        });
+        let hosts: Vec<(Value, bool)> = pods
+            .map(|pod| {
+                let environment = cluster.environment_of(&pod).unwrap_or_default();
+                let ready = pod["status"]["containerStatuses"][0]["ready"] == true;
+                (environment["spec"]["host"].clone(), ready)
+            })
+            .collect();
+        if hosts.len() == usize::from(replicas)
+            && hosts.iter().all(|(on, ready)| on == host && *ready)
+        {
+            Ok(())
+        } else {
+            Err(format!("{hosts:?}"))
+        }
+    });
+}
+
+fn takes_vms(cluster: &Cluster) {
+    wait("the host takes VMs", START, || {
+        let host = cluster.get("", "host", SECOND).ok_or("no Host")?;
+        let lease = cluster.get("monopod-host-host-2", "lease", SECOND);
+        if host["status"]["ready"] == true && lease.is_some() {
+            Ok(())
+        } else {
+            Err(host["status"].to_string())
+        }
+    });
+}
+
+fn is_out(cluster: &Cluster) {
+    wait("nothing of the host is left", START, || {
+        let namespace = cluster
+            .get("", "namespace", "monopod-host-host-2")
+            .is_some();
+        let host = cluster.get("", "host", SECOND).is_some();
+        if namespace || host {
+            Err(format!("namespace {namespace}, host {host}"))
+        } else {
+            Ok(())
+        }
+    });
+}
+
+pub(crate) fn drained(cluster: &Cluster) {
+    deployment(cluster, "moves", 2);
+    // One that nobody would make anew, of the checks before.
+    refused(
+        cluster,
+        &["host", "drain", SECOND],
+        "no controller makes default/two anew",
+    );
+    cluster.kubectl(&["delete", "pod", "two"]);
+    refused(cluster, &["host", "remove", SECOND], "drain it first");
+    let said = monopod(cluster, &["host", "drain", SECOND, "--timeout", "180"]);
+    assert!(
+        said.contains("default/moves") && said.contains("evicted"),
+        "{said}"
+    );
+    available(cluster, "moves", "host-1", 2);
+    monopod(cluster, &["host", "remove", SECOND]);
+    is_out(cluster);
+    let guard = second();
+    let machine = guard.as_ref().expect("joined");
+    wait("its host process says so", START, || {
+        let log = machine.data().join("logs/host.log");
+        let log = std::fs::read_to_string(log).map_err(|error| error.to_string())?;
+        let told = log.contains("not one of the cluster any more");
+        told.then_some(()).ok_or("not yet".to_owned())
+    });
+    assert!(
+        cluster.get("", "host", SECOND).is_none(),
+        "it does not come back by itself"
+    );
+    cluster.token(SECOND);
+    takes_vms(cluster);
+    cluster.kubectl(&["delete", "deployment,pdb", "moves"]);
+}
+
+pub(crate) fn forgotten(cluster: &Cluster) {
+    deployment(cluster, "survives", 1);
+    let pods = cluster.list("default", "pods");
+    let pod = pods
+        .iter()
+        .find(|pod| pod["metadata"]["labels"]["app"] == "survives");
+    let environment = cluster
+        .environment_of(pod.expect("a pod"))
+        .expect("its environment");
+    refused(
+        cluster,
+        &["host", "forget", SECOND],
+        "repeat this with --yes",
+    );
+    refused(
+        cluster,
+        &["host", "forget", SECOND, "--yes"],
+        "renews its lease",
+    );
+    let guard = second();
+    let machine = guard.as_ref().expect("joined");
+    let off = machine.monopod(&["down"]);
+    assert!(off.success, "{}{}", off.out, off.err);
+    let said = monopod(cluster, &["host", "forget", SECOND, "--yes"]);
+    assert!(said.contains("given up"), "{said}");
+    available(cluster, "survives", "host-1", 1);
+    is_out(cluster);
+
+    cluster.token(SECOND);
+    let up = machine.monopod(&["up"]);
+    assert!(up.success, "{}{}", up.out, up.err);
+    takes_vms(cluster);
+    wait("nothing is left of what it had", START, || {
+        let left = leftovers(cluster, &environment, &machine.site());
+        left.is_empty().then_some(()).ok_or(left.join(", "))
+    });
+    cluster.kubectl(&["delete", "deployment,pdb", "survives"]);
+}
