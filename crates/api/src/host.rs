@@ -16,6 +16,12 @@ use serde::{Deserialize, Serialize};
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
     printcolumn(name = "Address", type_ = "string", json_path = ".spec.address"),
     printcolumn(name = "Zone", type_ = "string", json_path = ".spec.zone"),
+    printcolumn(
+        name = "Message",
+        type_ = "string",
+        json_path = ".status.message",
+        priority = 1
+    ),
     printcolumn(name = "MiB", type_ = "integer", json_path = ".spec.memoryMib"),
     printcolumn(name = "vCPU-m", type_ = "integer", json_path = ".spec.cpuMillis"),
     printcolumn(

@@ -19,6 +19,8 @@ use tokio_util::sync::CancellationToken;
 const FIELD_MANAGER: &str = "monopod-host";
 /// Time between heartbeats; also how soon a newly loaded image is known to the scheduler.
 const PERIOD: Duration = Duration::from_secs(10);
+/// Free disk in bytes without which no VM is placed here: a VM whose disk cannot grow is halted.
+const LEAST_DISK: u64 = 1 << 30;
 /// Images that are named in the status; they only guide the choice of a host.
 const IMAGES: usize = 256;
 /// Share of the machine's memory that VMs may have: the rest is the control plane's and the page cache's.
@@ -115,8 +117,16 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
         .pool
         .set(i64::try_from(waiting).unwrap_or(i64::MAX));
     let accelerator = context.hypervisor.accelerator();
-    let ready = accelerator.is_some();
-    let message = (!ready).then_some("finding out whether KVM works");
+    let message = match (&accelerator, machine::free_bytes(&options.directory)) {
+        (None, _) => Some("finding out whether KVM works".to_owned()),
+        (Some(_), Some(free)) if free < LEAST_DISK => Some(format!(
+            "only {} MiB of disk are free for VMs and images in {}: make room there, or remove images with `monopod image rm`",
+            free >> 20,
+            options.directory.display()
+        )),
+        (Some(_), _) => None,
+    };
+    let ready = message.is_none();
     let split = accelerator
         .as_deref()
         .map(|text| text.split_once(": ").unwrap_or((text, "")));

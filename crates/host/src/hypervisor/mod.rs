@@ -188,6 +188,10 @@ pub trait Vm: Send + Sync + 'static {
     /// whole ones, so that it starts as fast as it can.
     fn limit_cpu(&self, millis: u32) -> Result<(), HypervisorError>;
 
+    /// Lets the VM go on if its processors were halted, as they are when a disk of it cannot be written
+    /// because this machine has no room. True if they were; they are halted anew if there is none still.
+    fn unhalt(&mut self) -> impl Future<Output = Result<bool, HypervisorError>> + Send;
+
     /// Ends the VM at once. [`VmEvent::Exited`] follows.
     fn kill(&self) -> Result<(), HypervisorError>;
 

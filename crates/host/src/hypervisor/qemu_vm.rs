@@ -309,6 +309,16 @@ impl Vm for QemuVm {
         limited.map_err(HypervisorError::io("limit the VM's share of the CPUs"))
     }
 
+    async fn unhalt(&mut self) -> Result<bool, HypervisorError> {
+        // QEMU's `werror=enospc`, its default, halts the guest instead of failing its write.
+        let state = self.qmp.execute("query-status", json!({}), None).await?;
+        let halted = state["status"] == "io-error";
+        if halted {
+            self.qmp.execute("cont", json!({}), None).await?;
+        }
+        Ok(halted)
+    }
+
     fn kill(&self) -> Result<(), HypervisorError> {
         self.process
             .kill()

@@ -21,7 +21,7 @@ mod telling;
 
 use crate::archive::Archive;
 use crate::credentials::{self, Issued};
-use crate::hypervisor::{Events, Hypervisor, HypervisorError, VmEvent};
+use crate::hypervisor::{Events, Hypervisor, HypervisorError, Vm, VmEvent};
 use crate::policy::View;
 use crate::status::Status;
 use crate::{Context, lease};
@@ -41,10 +41,15 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinSet;
-use tokio::time::Instant;
+use tokio::time::{Instant, MissedTickBehavior};
 
 /// Delay before something that failed is tried again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// Time between looks whether the VM was halted.
+const LOOKS: Duration = Duration::from_secs(5);
+/// How long a VM may take to say so: its owner waits meanwhile.
+const LOOK: Duration = Duration::from_secs(1);
 
 /// A VM's tap, as far as the owner is concerned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -267,6 +272,8 @@ impl<H: Hypervisor> State<H> {
         } = background;
         let mut keeps_lease = false;
         let mut tap = self.tap.subscribe();
+        let mut looks = tokio::time::interval(LOOKS);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.is_deleted() {
             if self.status.phase().is_terminal() && !keeps_lease {
                 keeps_lease = true;
@@ -287,6 +294,7 @@ impl<H: Hypervisor> State<H> {
                 },
                 () = limit::due(self.limit_at) => self.limit_cpu(),
                 () = is_gone(&mut tap) => self.unplugged().await,
+                _ = looks.tick() => self.unhalt().await,
                 changed = updates.changed() => {
                     if changed.is_err() {
                         return;
@@ -339,6 +347,26 @@ impl<H: Hypervisor> State<H> {
             }
             VmEvent::Connected(Stage::Boot) | VmEvent::Disconnected => self.listening = false,
             VmEvent::Exited => self.exited().await,
+        }
+    }
+
+    /// Lets a VM go on for which this machine had no room.
+    async fn unhalt(&mut self) {
+        let Some(vm) = self.vm.as_mut() else {
+            return;
+        };
+        match tokio::time::timeout(LOOK, vm.unhalt()).await {
+            Ok(Ok(false)) => {}
+            Ok(Ok(true)) => tracing::error!(
+                environment = %self.name, pod = %self.environment.spec.pod.uid,
+                "the VM was halted, as its disk had no room on this machine; it goes on once there is some"
+            ),
+            Ok(Err(error)) => {
+                tracing::debug!(environment = %self.name, %error, "the VM does not say whether it runs");
+            }
+            Err(_late) => {
+                tracing::debug!(environment = %self.name, "the VM does not say in time whether it runs");
+            }
         }
     }
 

@@ -5,6 +5,7 @@ use monopod_host::hypervisor::{Hypervisor, HypervisorError, IMAGE_SLOTS, Vm, VmE
 use monopod_wire::{GuestMessage, HostMessage};
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::time::Duration;
 
 /// Posts what `/name` in each image says, and the scratch disk's size in MiB.
 const SCRIPT: &str = r#"
@@ -84,6 +85,51 @@ async fn images_appear_in_slots_at_any_time() {
     vm.kill().unwrap();
     until(&mut events, is(VmEvent::Exited)).await;
     fixture::discard(&hypervisor, &vm, "env-disks").await;
+}
+
+/// Writes more than there is room for.
+const FILL: &str = r#"
+B=/bin/busybox
+post() {
+	body="{\"name\":\"$1\",\"timeNs\":0}"
+	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
+}
+$B dd if=/dev/zero of=/run/scratch/x bs=1M count=100 conv=fsync 2>/dev/null
+post "written=$?"
+exec $B sleep 3600
+"#;
+
+/// A machine without room halts a VM that writes, and breaks nothing in it.
+#[tokio::test]
+async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
+    let network = Network::new(14).await;
+    let mut vms = Vms::with_node(&network, FILL);
+    let room = vms.with_room(1024);
+    let hypervisor = vms.hypervisor().await;
+    let address = network.address(23);
+    let (mut vm, mut events) = hypervisor.start(fixture::spec("env-full")).await.unwrap();
+    network.plug(&vm, address).await;
+    assert!(!vm.unhalt().await.unwrap(), "it runs");
+    room.leave(30 << 20);
+    vm.send(HostMessage::Go(Box::new(fixture::go("env-full", address))))
+        .unwrap();
+    for _twice in 0..2 {
+        let halted = async {
+            while !vm.unhalt().await.unwrap() {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        };
+        let halted = tokio::time::timeout(Duration::from_secs(90), halted);
+        halted.await.expect("it is halted");
+    }
+    room.free();
+    let (done, goes_on) = tokio::join!(until(&mut events, posted("written=0")), async {
+        while vm.unhalt().await.unwrap() {
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        }
+    });
+    assert_eq!((done, goes_on), ((), ()));
+    fixture::discard(&hypervisor, &vm, "env-full").await;
 }
 
 fn posted(name: &str) -> impl Fn(&VmEvent) -> Option<()> {

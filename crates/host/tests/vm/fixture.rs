@@ -21,6 +21,7 @@ pub(crate) struct Vms {
     directory: tempfile::TempDir,
     guest_image: tempfile::TempDir,
     network: Vpc,
+    mounted: bool,
 }
 
 impl Vms {
@@ -47,6 +48,7 @@ impl Vms {
             directory: tempfile::tempdir().unwrap(),
             guest_image,
             network: network.vpc.clone(),
+            mounted: false,
         }
     }
 
@@ -93,6 +95,24 @@ impl Vms {
         std::fs::remove_dir_all(self.directory.path().join("vms").join(environment)).unwrap();
     }
 
+    /// Puts the directory on a file system of so many MiB.
+    pub(crate) fn with_room(&mut self, mib: u64) -> Room {
+        let path = self.directory.path().to_owned();
+        let disk = self.guest_image.path().join("disk");
+        let file = std::fs::File::create(&disk).unwrap();
+        file.set_len(mib << 20).unwrap();
+        for (program, arguments) in [("mkfs.ext4", ["-q", "-F"]), ("mount", ["-o", "loop"])] {
+            let mut command = Command::new(program);
+            command.args(arguments).arg(&disk);
+            if program == "mount" {
+                command.arg(&path);
+            }
+            assert!(command.status().unwrap().success(), "{program}");
+        }
+        self.mounted = true;
+        Room { path }
+    }
+
     /// VMs without an environment.
     pub(crate) fn spare(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path().join("spare")).unwrap();
@@ -124,6 +144,29 @@ impl Vms {
     }
 }
 
+/// A small file system, in which VMs may have their directory.
+pub(crate) struct Room {
+    path: PathBuf,
+}
+
+impl Room {
+    /// Takes all room but so many bytes.
+    pub(crate) fn leave(&self, bytes: u64) {
+        let disk = rustix::fs::statvfs(&self.path).unwrap();
+        let taken = disk.f_bavail * disk.f_frsize - bytes;
+        let filler = Command::new("fallocate")
+            .args(["-l", &taken.to_string()])
+            .arg(self.path.join("filler"))
+            .status();
+        assert!(filler.unwrap().success());
+    }
+
+    /// Gives it back.
+    pub(crate) fn free(&self) {
+        std::fs::remove_file(self.path.join("filler")).unwrap();
+    }
+}
+
 impl Drop for Vms {
     fn drop(&mut self) {
         let entries =
@@ -146,6 +189,11 @@ impl Drop for Vms {
                     std::thread::sleep(Duration::from_millis(10));
                 }
             }
+        }
+        if self.mounted {
+            // Files of VMs that still end go with the last of them.
+            let directory = self.directory.path();
+            drop(Command::new("umount").arg("-l").arg(directory).status());
         }
     }
 }

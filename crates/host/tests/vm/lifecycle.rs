@@ -110,15 +110,15 @@ async fn a_vm_without_a_directory_is_ended_by_the_next_host() {
     let network = Network::new(13).await;
     let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
     let hypervisor = vms.hypervisor().await;
-    let (kept, _events) = hypervisor.start(fixture::spec("env-kept")).await.unwrap();
+    let (kept, kept_events) = hypervisor.start(fixture::spec("env-kept")).await.unwrap();
     let (_hidden, mut events) = hypervisor.start(fixture::spec("env-hidden")).await.unwrap();
     let groups = vms.groups("env-hidden");
     vms.remove_directory("env-hidden");
-    drop(hypervisor);
+    drop((kept, kept_events, hypervisor));
     let hypervisor = vms.hypervisor().await;
     until(&mut events, is(VmEvent::Exited)).await;
     assert!(hypervisor.adopt("env-hidden").await.unwrap().is_none());
-    assert!(hypervisor.adopt("env-kept").await.unwrap().is_some());
+    let (kept, _events) = hypervisor.adopt("env-kept").await.unwrap().unwrap();
     for group in groups {
         assert!(!group.exists(), "{}", group.display());
     }

@@ -3,7 +3,7 @@
 use super::{cordon, drain};
 use crate::cluster::client;
 use crate::settings::Layout;
-use anyhow::ensure;
+use anyhow::{Context, ensure};
 use clap::Args;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::DeleteParams;
@@ -11,6 +11,10 @@ use kube::{Api, Client};
 use monopod_api::host::Host;
 use monopod_api::names;
 use std::process::ExitCode;
+use std::time::Duration;
+
+/// How long kube-controller-manager may take to empty a namespace.
+const GONE: Duration = Duration::from_mins(1);
 
 #[derive(Args, Debug)]
 #[command(
@@ -48,12 +52,18 @@ pub(super) async fn erase(admin: &Client, host: &str) -> anyhow::Result<()> {
     let namespaces: Api<Namespace> = Api::all(admin.clone());
     let hosts: Api<Host> = Api::all(admin.clone());
     let parameters = DeleteParams::default();
-    // The right to register goes first, or the host would do so again.
-    absent_is_fine(
-        namespaces
-            .delete(&names::host_namespace(host), &parameters)
-            .await,
-    )?;
+    let namespace = names::host_namespace(host);
+    absent_is_fine(namespaces.delete(&namespace, &parameters).await)?;
+    // The right to register is gone first, or a host process would do so again.
+    let gone = async {
+        while namespaces.get_opt(&namespace).await?.is_some() {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        Ok::<_, kube::Error>(())
+    };
+    tokio::time::timeout(GONE, gone).await.with_context(|| {
+        format!("the namespace {namespace} is still there after {GONE:?}; see its conditions, and repeat this")
+    })??;
     absent_is_fine(hosts.delete(host, &parameters).await)
 }
 
