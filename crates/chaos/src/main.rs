@@ -10,8 +10,10 @@
     reason = "prints what came of it, and meanwhile what it does"
 )]
 
+mod control;
 mod fault;
 mod scene;
+mod vm;
 
 use anyhow::Result;
 use clap::Parser;
@@ -99,7 +101,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
 
 fn print(cells: &[Cell]) {
     println!(
-        "{:<34} {:<14} {:>5} {:>5} {:>5}",
+        "{:<38} {:<10} {:>5} {:>5} {:>5}",
         "FAULT", "PHASE", "TRIES", "LOST", "LEFT"
     );
     for Cell {
@@ -111,7 +113,7 @@ fn print(cells: &[Cell]) {
     } in cells
     {
         println!(
-            "{:<34} {:<14} {tries:>5} {:>5} {:>5}",
+            "{:<38} {:<10} {tries:>5} {:>5} {:>5}",
             fault.to_string(),
             phase.to_string(),
             lost.len(),

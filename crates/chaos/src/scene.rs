@@ -1,8 +1,11 @@
-//! A cluster of two machines with a pod on each that nothing may happen to, and the pod that a fault meets.
+//! A cluster of two machines and two control processes, with a pod on each machine that nothing may happen
+//! to, and the pod that a fault meets.
 
+use crate::control::{Second, second_acts};
 use crate::fault::{Fault, Phase};
+use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
-use monopod_testkit::{Cluster, Machine, Site, Switch, kill, leftovers, part};
+use monopod_testkit::{Cluster, Machine, Room, Site, Switch, kill, leftovers, part};
 use rustix::process::{Pid, Signal};
 use serde_json::{Value, json};
 use std::fmt;
@@ -13,9 +16,13 @@ const NUMBER: u8 = 112;
 /// The machine that joins; the other one is `host-1`.
 const SECOND: &str = "host-2";
 /// How long anything may take on a busy machine, once the fault is over.
-const PATIENCE: Duration = Duration::from_mins(4);
+const PATIENCE: Duration = Duration::from_mins(6);
 /// The pod that faults meet.
 const TARGET: &str = "target";
+/// A pod that is made while its machine has no room.
+const LATE: &str = "late";
+/// MiB of the disk that may be full: images, templates, and what pods write.
+const DISK: u64 = 4096;
 /// Pods that no fault concerns, one on each machine.
 const BYSTANDERS: [&str; 2] = ["bystander-1", "bystander-2"];
 
@@ -44,6 +51,8 @@ impl fmt::Display for Outcome {
 /// The cluster. Fields are dropped in this order: the machine leaves before its cluster.
 pub(crate) struct Scene {
     second: Machine,
+    room: Room,
+    control: Second,
     cluster: Cluster,
     _switch: Switch,
     bystanders: Vec<Value>,
@@ -57,6 +66,7 @@ impl Scene {
         let flags = ["--underlay", &address, "--disable", "coredns"];
         let cluster = Cluster::up_with(NUMBER, &flags);
         let second = Machine::new(NUMBER, 2, cluster.program());
+        let room = Room::new(second.data(), DISK);
         let joined = second.join(&cluster.token(SECOND));
         ensure!(
             joined.success,
@@ -65,6 +75,8 @@ impl Scene {
         );
         let mut scene = Self {
             second,
+            room,
+            control: Second::start(&cluster),
             cluster,
             _switch: switch,
             bystanders: Vec::new(),
@@ -72,7 +84,7 @@ impl Scene {
         };
         for (name, host) in BYSTANDERS.into_iter().zip(["host-1", SECOND]) {
             scene.only(Some(host));
-            scene.cluster.apply(&pod(name));
+            scene.cluster.apply(&vm::pod(name));
             until("it is Ready", || {
                 let pod = scene.pod(name).filter(is_ready)?;
                 (scene.host_of(&pod).as_deref() == Some(host)).then_some(())
@@ -91,18 +103,21 @@ impl Scene {
         self.tries += 1;
         // In turns, so that faults meet the machine of the API server and the other.
         let host = match fault {
-            Fault::HostCutOff => SECOND,
+            Fault::HostCutOff | Fault::DiskFull => SECOND,
             _anywhere if self.tries.is_multiple_of(2) => SECOND,
             _anywhere => "host-1",
         };
         self.only(Some(host));
-        self.cluster.apply(&pod(TARGET));
+        self.cluster
+            .apply(&vm::target(TARGET, fault, phase, self.tries));
         let created = self.pod(TARGET).context("the pod was not stored")?;
         let environment = self.bring_to(phase, &created)?;
-        self.happen(fault, host, environment.as_ref())?;
-        self.only(None);
         let mut outcome = Outcome::default();
-        if phase == Phase::Ending {
+        let harm = self.happen(fault, host, environment.as_ref())?;
+        outcome.lost.extend(harm);
+        self.only(None);
+        // A node that falls silent is tainted, and its pods are evicted.
+        if phase == Phase::Ending || (fault == Fault::VmFrozen && phase == Phase::Running) {
             let gone = until("the pod is gone", || {
                 self.pod(TARGET).is_none().then_some(())
             });
@@ -131,7 +146,7 @@ impl Scene {
     fn bring_to(&self, phase: Phase, created: &Value) -> Result<Option<Value>> {
         match phase {
             Phase::Created => return Ok(None),
-            Phase::Booting => {}
+            Phase::Booting | Phase::Joining => {}
             Phase::Running | Phase::Ending => {
                 until("it is Ready", || {
                     self.pod(TARGET).filter(is_ready).map(drop)
@@ -141,38 +156,88 @@ impl Scene {
         let environment = until("it has an environment", || {
             self.cluster.environment_of(created)
         })?;
-        if phase == Phase::Ending {
-            self.cluster
-                .kubectl(&["delete", "pod", TARGET, "--wait=false"]);
+        match phase {
+            Phase::Joining => {
+                let site = self.site(environment["spec"]["host"].as_str().unwrap_or_default());
+                until("its VM belongs to it", || vm::of(&site, &environment))?;
+            }
+            Phase::Ending => {
+                self.cluster
+                    .kubectl(&["delete", "pod", TARGET, "--wait=false"]);
+            }
+            Phase::Created | Phase::Booting | Phase::Running => {}
         }
         Ok(Some(environment))
     }
 
-    /// Lets the fault happen, and waits until what can come back has.
-    fn happen(&self, fault: Fault, host: &str, environment: Option<&Value>) -> Result<()> {
+    /// Lets the fault happen, and waits until what can come back has. Gives what was lost by it.
+    fn happen(
+        &mut self,
+        fault: Fault,
+        host: &str,
+        environment: Option<&Value>,
+    ) -> Result<Option<String>> {
         match fault {
-            Fault::Control => self.kill_part("control", "host-1"),
-            Fault::Host => self.kill_part("host", host),
-            Fault::Etcd => self.kill_part("etcd", "host-1"),
-            Fault::ApiServer => self.kill_part("kube-apiserver", "host-1"),
-            Fault::Vm => self.kill_vm(host, environment.context("no environment")?),
+            Fault::Control => {
+                let (pid, supervised) = self.acting()?;
+                if supervised {
+                    self.kill_part("control", "host-1")?;
+                } else {
+                    kill(pid);
+                    self.control = Second::start(&self.cluster);
+                }
+            }
+            Fault::ControlFrozen => freeze(self.acting()?.0, fault.lasts())?,
+            Fault::Host => self.kill_part("host", host)?,
+            Fault::Etcd => self.kill_part("etcd", "host-1")?,
+            Fault::ApiServer => self.kill_part("kube-apiserver", "host-1")?,
+            Fault::Vm => kill(self.vm(host, environment)?),
+            Fault::VmFrozen => signal(self.vm(host, environment)?, Signal::STOP)?,
             Fault::ApiServerFrozen => {
                 let (pid, _) = self.process("kube-apiserver", "host-1")?;
-                let signal = |signal| -> Result<()> {
-                    let pid = Pid::from_raw(pid).context("no process")?;
-                    Ok(rustix::process::kill_process(pid, signal)?)
-                };
-                signal(Signal::STOP)?;
-                std::thread::sleep(fault.lasts());
-                signal(Signal::CONT)
+                freeze(pid, fault.lasts())?;
             }
             Fault::HostCutOff => {
                 self.second.plug(false);
                 std::thread::sleep(fault.lasts());
                 self.second.plug(true);
-                Ok(())
+            }
+            Fault::DiskFull => return Ok(self.fill_disk(fault.lasts())),
+        }
+        Ok(None)
+    }
+
+    /// Lets the second machine's disk be full, and a pod be made meanwhile.
+    fn fill_disk(&self, lasts: Duration) -> Option<String> {
+        self.room.fill();
+        self.cluster.apply(&vm::pod(LATE));
+        std::thread::sleep(lasts);
+        self.room.free();
+        let ready = until("a pod that was made without room is Ready", || {
+            self.pod(LATE).filter(is_ready)
+        });
+        let environment = ready
+            .as_ref()
+            .ok()
+            .and_then(|pod| self.cluster.environment_of(pod));
+        self.cluster
+            .try_kubectl(&["delete", "pod", LATE, "--timeout=120s"]);
+        let mut harm = ready.err().map(|error| error.to_string());
+        if let Some(environment) = environment {
+            let left = self.left(&environment);
+            if !left.is_empty() {
+                harm = Some(format!("left of the pod {LATE}: {}", left.join(", ")));
             }
         }
+        harm
+    }
+
+    /// The control process that acts, and whether it is the cluster's own.
+    fn acting(&self) -> Result<(i32, bool)> {
+        if second_acts(&self.cluster) {
+            return Ok((self.control.pid(), false));
+        }
+        Ok((self.process("control", "host-1")?.0, true))
     }
 
     /// What is wrong with the pod that the fault met, once the cluster is whole.
@@ -231,22 +296,15 @@ impl Scene {
         if none.is_ok() { Vec::new() } else { left }
     }
 
-    fn kill_vm(&self, host: &str, environment: &Value) -> Result<()> {
-        let name = environment["metadata"]["name"]
-            .as_str()
-            .context("no name")?;
-        let record = self
-            .site(host)
-            .data
-            .join("host/vms")
-            .join(name)
-            .join("record.json");
-        let pid = until("its VM runs", || {
-            let record: Value = serde_json::from_slice(&std::fs::read(&record).ok()?).ok()?;
-            record["process"]["pid"].as_i64()?.try_into().ok()
-        })?;
-        kill(pid);
-        Ok(())
+    /// The process of the pod's VM, or, before the pod has one, of the VM that is started for it.
+    fn vm(&self, host: &str, environment: Option<&Value>) -> Result<i32> {
+        let environment = environment.context("no environment")?;
+        let site = self.site(host);
+        until("its VM runs", || {
+            vm::of(&site, environment)
+                .or_else(|| vm::started_last(&site))
+                .and_then(|Stored { pid, .. }| pid)
+        })
     }
 
     fn kill_part(&self, name: &str, host: &str) -> Result<()> {
@@ -304,16 +362,16 @@ impl Scene {
     }
 }
 
-fn pod(name: &str) -> Value {
-    // Ends some seconds after it is told to.
-    let script = "trap 'sleep 2; exit 0' TERM; while true; do sleep 0.2; done";
-    json!({
-        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-        "spec": {
-            "terminationGracePeriodSeconds": 10,
-            "containers": [{"name": "main", "image": "monopod.local/busybox", "command": ["sh", "-c", script]}],
-        },
-    })
+fn signal(pid: i32, signal: Signal) -> Result<()> {
+    let pid = Pid::from_raw(pid).context("no process")?;
+    Ok(rustix::process::kill_process(pid, signal)?)
+}
+
+/// Lets a process do nothing for a while.
+fn freeze(pid: i32, lasts: Duration) -> Result<()> {
+    signal(pid, Signal::STOP)?;
+    std::thread::sleep(lasts);
+    signal(pid, Signal::CONT)
 }
 
 fn is_ready(pod: &Value) -> bool {

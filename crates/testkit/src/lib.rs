@@ -13,6 +13,7 @@ mod machine;
 mod process;
 mod registry;
 mod remains;
+mod room;
 mod suite;
 
 pub use cluster::{Cluster, Output};
@@ -20,6 +21,7 @@ pub use machine::{Machine, Switch};
 pub use process::{cpu_time, kill, processes_with};
 pub use registry::Registry;
 pub use remains::{Site, leftovers, part};
+pub use room::Room;
 pub use suite::{Check, number, run};
 
 use std::time::{Duration, Instant};

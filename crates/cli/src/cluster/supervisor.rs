@@ -14,12 +14,16 @@ use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::process::Stdio;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
+use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 /// How long a part may take to become ready on a busy small machine.
 const READY_LIMIT: Duration = Duration::from_mins(2);
@@ -54,15 +58,28 @@ pub struct Phase {
     pub pid: Option<i32>,
 }
 
-/// Runs until SIGTERM; the caller holds the lock.
+/// Tells a supervisor to end without ending VMs and the network, for the next one.
+pub const HAND_OVER: Signal = Signal::USR1;
+
+/// Runs until SIGTERM or [`HAND_OVER`]; the caller holds the lock.
 pub async fn run(layout: Layout, settings: Settings, programs: Programs) -> anyhow::Result<()> {
     let shutdown = monopod_ops::shutdown::on_signal()?;
+    let handed_over = Arc::new(AtomicBool::new(false));
+    let mut asked = signal(SignalKind::from_raw(HAND_OVER.as_raw()))?;
+    let (flag, token) = (Arc::clone(&handed_over), shutdown.clone());
+    let _waits = AbortOnDropHandle::new(tokio::spawn(async move {
+        if asked.recv().await.is_some() {
+            flag.store(true, Ordering::Relaxed);
+            token.cancel();
+        }
+    }));
     let mut supervisor = Supervisor {
         layout,
         settings,
         programs,
         progress: Progress::default(),
         running: Vec::new(),
+        handed_over,
     };
     supervisor.report();
     if let Err(error) = supervisor.bring_up(&shutdown).await {
@@ -92,6 +109,8 @@ struct Supervisor {
     programs: Programs,
     progress: Progress,
     running: Vec<Running>,
+    /// VMs and the network are left to the next supervisor.
+    handed_over: Arc<AtomicBool>,
 }
 
 impl Supervisor {
@@ -228,8 +247,10 @@ impl Supervisor {
         }
     }
 
-    /// Stops the parts in reverse order, VMs after their host, and removes the network.
+    /// Stops the parts in reverse order, VMs after their host, and removes the network; these two are
+    /// kept if another supervisor takes over.
     async fn stop(&mut self) {
+        let keep = self.handed_over.load(Ordering::Relaxed);
         self.progress.ready = false;
         while let Some(mut running) = self.running.pop() {
             let Some(pid) = running
@@ -255,6 +276,7 @@ impl Supervisor {
             }
             // Before the API server stops, which waits for those who watch it.
             if running.part.name == parts::HOST
+                && !keep
                 && let Err(error) = monopod_host::end_vms(&self.layout.host()).await
             {
                 tracing::error!(
@@ -263,7 +285,7 @@ impl Supervisor {
                 );
             }
         }
-        if let Err(error) = monopod_host::network::remove(&network(&self.settings)).await {
+        if !keep && let Err(error) = monopod_host::network::remove(&network(&self.settings)).await {
             tracing::error!(
                 error = &error as &dyn std::error::Error,
                 "the network stays"

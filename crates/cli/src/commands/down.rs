@@ -1,7 +1,7 @@
 //! `monopod down`: stops the supervisor, which stops everything else in order.
 
 use super::up::running;
-use crate::cluster::supervisor::network;
+use crate::cluster::supervisor::{HAND_OVER, network};
 use crate::settings::Layout;
 use anyhow::Context;
 use clap::Args;
@@ -17,6 +17,9 @@ pub(crate) struct Down {
     /// Also delete the cluster's data: objects, keys and images
     #[arg(long)]
     purge: bool,
+    /// Leave the pods' VMs running and the network as it is, for an upgrade: the next `monopod up` takes them over
+    #[arg(long, conflicts_with = "purge")]
+    keep_pods: bool,
 }
 
 impl Down {
@@ -31,7 +34,12 @@ impl Down {
                 .and_then(Pid::from_raw)
                 .context("the supervisor has not written its process id yet")?;
             println!("Stopping the cluster in {}.", layout.data.display());
-            rustix::process::kill_process(pid, Signal::TERM)
+            let how = if self.keep_pods {
+                HAND_OVER
+            } else {
+                Signal::TERM
+            };
+            rustix::process::kill_process(pid, how)
                 .context("cannot signal the supervisor")?;
             let deadline = Instant::now() + LIMIT;
             while running(layout)? {
@@ -43,6 +51,10 @@ impl Down {
                 }
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
+        }
+        if self.keep_pods {
+            println!("Stopped; the pods go on. `monopod up` takes them over, `monopod down` ends them.");
+            return Ok(ExitCode::SUCCESS);
         }
         // The supervisor has done this already, unless it was killed.
         monopod_host::end_vms(&layout.host()).await?;

@@ -125,7 +125,7 @@ pub(crate) fn retired(cluster: &Cluster) {
         },
     );
     ends(cluster, "vm", "the VM died", |environment| {
-        kill_vm(cluster, environment)
+        kill_vm(cluster, environment);
     });
     ends(
         cluster,

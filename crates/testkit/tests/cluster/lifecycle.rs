@@ -255,6 +255,28 @@ pub(crate) fn host_restarts(cluster: &Cluster) {
     cluster.kubectl(&["delete", "namespace", "adopted", "--wait=false"]);
 }
 
+/// As it is done for an upgrade.
+pub(crate) fn handed_over(cluster: &Cluster) {
+    namespace(cluster, "upgraded");
+    cluster.apply(&shell_pod("upgraded", "steady", "sleep 100000"));
+    let before = cluster.wait_ready("upgraded", "steady", START);
+    let environment = cluster.environment_of(&before).expect("an environment");
+    let vm = vm_process(cluster, &environment);
+    let output = cluster.monopod(&["down", "--keep-pods"]);
+    assert!(output.success, "{}{}", output.out, output.err);
+    assert!(!cluster.monopod(&["status"]).out.contains("PART"));
+    cluster.bring_up();
+    let answered = cluster.kubectl(&["exec", "-n", "upgraded", "steady", "--", "echo", "alive"]);
+    assert_eq!(answered, "alive\n");
+    let after = cluster.wait_ready("upgraded", "steady", START);
+    assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
+    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
+    assert_eq!(vm_process(cluster, &environment), vm, "the same VM");
+    cluster.kubectl(&["delete", "pod", "-n", "upgraded", "steady"]);
+    gone(cluster, &environment, GONE);
+    cluster.kubectl(&["delete", "namespace", "upgraded", "--wait=false"]);
+}
+
 pub(crate) fn up_again(cluster: &Cluster) {
     namespace(cluster, "again");
     cluster.apply(&shell_pod("again", "same", "sleep 1000"));

@@ -195,6 +195,10 @@ const CHECKS: &[Check] = &[
         logs::down_and_up,
     ),
     (
+        "lifecycle::pods_go_on_while_everything_else_is_replaced",
+        lifecycle::handed_over,
+    ),
+    (
         "lifecycle::up_again_finds_the_same_pods",
         lifecycle::up_again,
     ),

@@ -124,7 +124,7 @@ pub(crate) fn drained(cluster: &Cluster) {
         let log = machine.data().join("logs/host.log");
         let log = std::fs::read_to_string(log).map_err(|error| error.to_string())?;
         let told = log.contains("not one of the cluster any more");
-        told.then_some(()).ok_or("not yet".to_owned())
+        told.then_some(()).ok_or_else(|| "not yet".to_owned())
     });
     assert!(
         cluster.get("", "host", SECOND).is_none(),
@@ -169,7 +169,7 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     takes_vms(cluster);
     wait("nothing is left of what it had", START, || {
         let left = leftovers(cluster, &environment, &machine.site());
-        left.is_empty().then_some(()).ok_or(left.join(", "))
+        left.is_empty().then_some(()).ok_or_else(|| left.join(", "))
     });
     cluster.kubectl(&["delete", "deployment,pdb", "survives"]);
 }

@@ -1,0 +1,80 @@
+//! The pods of a scene, and what a machine has of their VMs.
+
+use crate::fault::{Fault, Phase};
+use monopod_testkit::Site;
+use serde_json::{Value, json};
+use std::path::Path;
+
+/// What a machine has written down of a VM.
+pub(crate) struct Stored {
+    /// Its name on the machine, by which VMs are in the order of their start.
+    id: String,
+    /// Its process, once there is one.
+    pub(crate) pid: Option<i32>,
+}
+
+fn stored(directory: &Path) -> Option<Stored> {
+    let record = std::fs::read(directory.join("record.json")).ok()?;
+    let record: Value = serde_json::from_slice(&record).ok()?;
+    Some(Stored {
+        id: record["id"].as_str()?.to_owned(),
+        pid: record["process"]["pid"]
+            .as_i64()
+            .and_then(|pid| pid.try_into().ok()),
+    })
+}
+
+/// The VM of an environment.
+pub(crate) fn of(site: &Site, environment: &Value) -> Option<Stored> {
+    let name = environment["metadata"]["name"].as_str()?;
+    stored(&site.data.join("host/vms").join(name))
+}
+
+/// Of the VMs that belong to no environment the one that was started last.
+pub(crate) fn started_last(site: &Site) -> Option<Stored> {
+    let entries = std::fs::read_dir(site.data.join("host/spare")).ok()?;
+    entries
+        .filter_map(|entry| stored(&entry.ok()?.path()))
+        .max_by(|one, other| one.id.cmp(&other.id))
+}
+
+/// A pod that ends some seconds after it is told to.
+pub(crate) fn pod(name: &str) -> Value {
+    with_work(name, "sleep 0.2")
+}
+
+fn with_work(name: &str, work: &str) -> Value {
+    let script = format!("trap 'sleep 2; exit 0' TERM; n=0; while true; do {work}; done");
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+        "spec": {
+            "terminationGracePeriodSeconds": 10,
+            "containers": [{"name": "main", "image": "monopod.local/busybox", "command": ["sh", "-c", script]}],
+        },
+    })
+}
+
+/// The pod that a fault meets; what makes it meet it differs.
+pub(crate) fn target(name: &str, fault: Fault, phase: Phase, number: u32) -> Value {
+    let mut pod = match fault {
+        // Needs room all the time: twenty files in turns.
+        Fault::DiskFull => with_work(
+            name,
+            "dd if=/dev/zero of=/tmp/$((n % 20)) bs=1M count=4 conv=fsync 2>/dev/null; n=$((n + 1)); sleep 0.5",
+        ),
+        _other => pod(name),
+    };
+    if fault == Fault::VmFrozen {
+        // Not for the five minutes that are the default.
+        let tolerated = ["not-ready", "unreachable"].map(|why| {
+            json!({"key": format!("node.kubernetes.io/{why}"), "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10})
+        });
+        pod["spec"]["tolerations"] = json!(tolerated);
+        if phase == Phase::Booting {
+            // Of a size that no VM was made for yet, or it would have booted before.
+            let memory = format!("{}Mi", 1500 + 1024 * (number % 4));
+            pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
+        }
+    }
+    pod
+}
