@@ -5,7 +5,7 @@
 //! the guest is told; it is never told more, whenever this process ends. Names are written before
 //! the first file that has their number.
 
-use crate::files::absent_is_fine;
+use crate::files::{absent_is_fine, names};
 use monopod_core::archive::{Archive as Contents, FileName, Verdict};
 use monopod_wire::{LogPiece, LogStored};
 use std::fs::{DirBuilder, File, OpenOptions};
@@ -131,16 +131,7 @@ pub(crate) fn delete(directory: &Path) -> io::Result<()> {
 
 /// Names of all environments that have an archive.
 pub(crate) fn list(host: &Path) -> io::Result<Vec<String>> {
-    let entries = match std::fs::read_dir(host.join("logs")) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
-        entries => entries?,
-    };
-    entries
-        .filter_map(|entry| match entry {
-            Ok(entry) => entry.file_name().into_string().ok().map(Ok),
-            Err(error) => Some(Err(error)),
-        })
-        .collect()
+    names(&host.join("logs"))
 }
 
 /// What is in a directory, and the files that do not belong there.

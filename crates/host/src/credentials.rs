@@ -167,8 +167,13 @@ fn refusal(request: &CertificateSigningRequest) -> Option<String> {
 }
 
 /// The file of an environment's credentials.
-pub(crate) fn file(directory: &Path, environment: &str) -> PathBuf {
-    directory.join("credentials").join(environment)
+pub(crate) fn file(host: &Path, environment: &str) -> PathBuf {
+    directory(host).join(environment)
+}
+
+/// Where a host keeps those of its environments.
+pub(crate) fn directory(host: &Path) -> PathBuf {
+    host.join("credentials")
 }
 
 /// Keeps credentials for a later host process.

@@ -1,9 +1,10 @@
 //! Follows the environments of this host: each has one owner task, from its first sight to its end.
 
+use crate::files::{self, absent_is_fine};
 use crate::hypervisor::Hypervisor;
 use crate::owner::{self, Owner};
 use crate::policy::View;
-use crate::{Context, archive, network};
+use crate::{Context, archive, credentials, network};
 use kube::ResourceExt;
 use kube::runtime::watcher::Config;
 use monopod_api::environment::Environment;
@@ -173,6 +174,9 @@ async fn sweep<H: Hypervisor>(context: &Context<H>, known: &BTreeSet<String>) {
         ),
     }
     sweep_archives(context, known);
+    if let Err(error) = sweep_credentials(context, known) {
+        tracing::error!(%error, "leftover credentials stay");
+    }
     if let Err(error) = sweep_taps(context, known).await {
         tracing::error!(
             error = &error as &dyn std::error::Error,
@@ -193,6 +197,22 @@ fn sweep_archives<H: Hypervisor>(context: &Context<H>, known: &BTreeSet<String>)
             tracing::error!(environment = %name, %error, "leftover archive of logs stays");
         }
     }
+}
+
+fn sweep_credentials<H: Hypervisor>(
+    context: &Context<H>,
+    known: &BTreeSet<String>,
+) -> std::io::Result<()> {
+    let host = &context.options.directory;
+    for name in files::names(&credentials::directory(host))? {
+        // One that is being written has a longer name.
+        let environment = name.split('.').next().unwrap_or_default();
+        if !known.contains(environment) {
+            tracing::warn!(environment, "leftover credentials removed");
+            absent_is_fine(std::fs::remove_file(credentials::file(host, &name)))?;
+        }
+    }
+    Ok(())
 }
 
 async fn sweep_taps<H: Hypervisor>(

@@ -12,6 +12,20 @@ pub(crate) fn absent_is_fine(removed: Result<()>) -> Result<()> {
     }
 }
 
+/// Names of what is in a directory; none is fine.
+pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
+    let entries = match std::fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    entries
+        .filter_map(|entry| match entry {
+            Ok(entry) => entry.file_name().into_string().ok().map(Ok),
+            Err(error) => Some(Err(error)),
+        })
+        .collect()
+}
+
 /// Makes a file without a name, which takes room until nobody has it open any more. Only root may
 /// open it again.
 pub(crate) fn unnamed(directory: &Path) -> Result<File> {

@@ -39,8 +39,7 @@ impl Down {
             } else {
                 Signal::TERM
             };
-            rustix::process::kill_process(pid, how)
-                .context("cannot signal the supervisor")?;
+            rustix::process::kill_process(pid, how).context("cannot signal the supervisor")?;
             let deadline = Instant::now() + LIMIT;
             while running(layout)? {
                 if Instant::now() >= deadline {
@@ -53,7 +52,9 @@ impl Down {
             }
         }
         if self.keep_pods {
-            println!("Stopped; the pods go on. `monopod up` takes them over, `monopod down` ends them.");
+            println!(
+                "Stopped; the pods go on. `monopod up` takes them over, `monopod down` ends them."
+            );
             return Ok(ExitCode::SUCCESS);
         }
         // The supervisor has done this already, unless it was killed.
