@@ -29,6 +29,9 @@ pub const ENVIRONMENT: &str = "monopod.dev/environment";
 /// Label on the lease of a host: the host's name.
 pub const HOST: &str = "monopod.dev/host";
 
+/// Label on nodes: the host on whose machine it is.
+pub const TOPOLOGY_HOST: &str = "topology.monopod.dev/host";
+
 /// Annotation on environments: when control decided on the pod, to the microsecond.
 pub const REQUESTED_AT: &str = "monopod.dev/requested-at";
 

@@ -2,6 +2,7 @@
 
 use crate::credentials::Credentials;
 use crate::index::Shared;
+use crate::metrics::Metrics;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
@@ -14,10 +15,6 @@ use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{labels, messages};
 use monopod_core::lifecycle::{self, COOLING, Effect, Observed, lost_status};
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
-use prometheus_client::registry::Registry;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -36,6 +33,16 @@ pub(crate) enum ExecuteError {
         what: &'static str,
     },
 }
+
+/// What [`ExecuteError::category`] gives.
+pub(crate) const CATEGORIES: [&str; 6] = [
+    "conflict",
+    "not_found",
+    "forbidden",
+    "refused",
+    "unreachable",
+    "gone",
+];
 
 impl ExecuteError {
     /// A closed set of words for metrics.
@@ -94,27 +101,11 @@ pub(crate) struct Executor {
     client: Client,
     index: Shared,
     recorder: Recorder,
-    phases: Family<PhaseLabels, Histogram, fn() -> Histogram>,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct PhaseLabels {
-    phase: &'static str,
-}
-
-/// 10 ms to 82 s, the span between an idle machine's best phase and the provisioning limit.
-fn histogram() -> Histogram {
-    Histogram::new(exponential_buckets(0.01, 2.0, 14))
+    metrics: Metrics,
 }
 
 impl Executor {
-    pub(crate) fn new(client: Client, index: Shared, registry: &mut Registry) -> Self {
-        let phases = Family::new_with_constructor(histogram as fn() -> Histogram);
-        registry.register(
-            "start_phase_seconds",
-            "Time that a phase of a pod's start took",
-            phases.clone(),
-        );
+    pub(crate) fn new(client: Client, index: Shared, metrics: Metrics) -> Self {
         let reporter = Reporter {
             controller: labels::SCHEDULER_NAME.to_owned(),
             instance: None,
@@ -125,7 +116,7 @@ impl Executor {
             recorder,
             client,
             index,
-            phases,
+            metrics,
         }
     }
 
@@ -152,7 +143,7 @@ impl Executor {
                     .create(&PostParams::default(), &new)
                     .await?;
                 if let Some(asked) = subject.pod()?.creation_timestamp() {
-                    self.observe("request", asked.0);
+                    self.metrics.phase("request", asked.0);
                 }
                 self.index
                     .lock()
@@ -179,7 +170,10 @@ impl Executor {
                     .await?;
             }
             Effect::Bind { node } => self.bind(subject, &node).await?,
-            Effect::Explain { reason, message } => self.explain(subject, reason, message).await?,
+            Effect::Explain { cause, message } => {
+                self.explain(subject, cause.reason(), message).await?;
+                self.metrics.refused(cause);
+            }
             Effect::FailPod { message } => self.fail_pod(subject, &message).await?,
             Effect::DeletePod => {
                 let pod = subject.pod()?;
@@ -187,6 +181,7 @@ impl Executor {
                     .grace_period(0)
                     .preconditions(only(&subject.uid));
                 absent_is_fine(self.pods(pod).delete(&pod.name_any(), &parameters).await)?;
+                self.metrics.overruled.inc();
             }
             Effect::DeleteEnvironment => self.delete_environment(subject).await?,
             Effect::DeleteNode => self.delete_node(subject.environment()?).await?,
@@ -272,7 +267,7 @@ impl Executor {
             .as_ref()
             .and_then(|e| e.status.as_ref()?.phases.last())
         {
-            self.observe("bind", registered.time.0);
+            self.metrics.phase("bind", registered.time.0);
         }
         self.event(
             pod,
@@ -332,6 +327,7 @@ impl Executor {
         tracing::warn!(pod = %subject.uid, message, "pod failed: its environment is lost");
         let based_on = json!({"uid": subject.uid, "resourceVersion": current.resource_version()});
         self.patch_status(pod, &based_on, &status).await?;
+        self.metrics.lost.inc();
         self.event(
             pod,
             EventType::Warning,
@@ -447,13 +443,6 @@ impl Executor {
             secondary: None,
         };
         publish(&self.recorder, pod, &event).await;
-    }
-
-    fn observe(&self, phase: &'static str, since: Timestamp) {
-        let seconds = Timestamp::now().duration_since(since).as_secs_f64();
-        self.phases
-            .get_or_create(&PhaseLabels { phase })
-            .observe(seconds.max(0.0));
     }
 
     fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {

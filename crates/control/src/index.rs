@@ -15,9 +15,10 @@ use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpe
 use monopod_core::admission::Profiles;
 use monopod_core::contract::{self, Claims};
 use monopod_core::irsa::AccountRole;
-use monopod_core::lifecycle::{Attempts, Effect, Network, Subnet as SubnetView};
-use monopod_core::placement::{Candidate, Heartbeat};
+use monopod_core::lifecycle::{self, Attempts, Effect, Network, Subnet as SubnetView};
+use monopod_core::placement::{self, Candidate, Heartbeat, Placed};
 use monopod_core::profiles::selecting;
+use monopod_core::selector::Labels;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -54,6 +55,8 @@ pub(crate) struct Index {
     pub(crate) heartbeats: BTreeMap<String, Heartbeat>,
     /// All service accounts by namespace and name, with the IAM role of those that name one.
     pub(crate) accounts: BTreeMap<(String, String), Option<AccountRole>>,
+    /// Labels of all namespaces.
+    pub(crate) namespaces: BTreeMap<String, Labels>,
     pub(crate) volumes: BTreeMap<String, PersistentVolume>,
     /// By namespace and name.
     pub(crate) volume_claims: BTreeMap<(String, String), PersistentVolumeClaim>,
@@ -63,12 +66,13 @@ pub(crate) struct Index {
 }
 
 /// What a new environment is chosen from, taken from the index at one moment.
-pub(crate) struct Snapshot {
+pub(crate) struct Snapshot<'a> {
     pub(crate) profiles: Arc<Profiles>,
     pub(crate) roles: BTreeMap<String, PodExecutionRoleSpec>,
     pub(crate) network: Network,
     pub(crate) claims: Arc<Claims>,
     pub(crate) candidates: Vec<Candidate>,
+    pub(crate) placed: Vec<Placed<'a>>,
 }
 
 impl Index {
@@ -177,7 +181,7 @@ impl Index {
         all
     }
 
-    pub(crate) fn snapshot(&self, now: Timestamp) -> Snapshot {
+    pub(crate) fn snapshot(&self, now: Timestamp) -> Snapshot<'_> {
         let mut groups = BTreeMap::new();
         for (name, group) in &self.groups {
             groups.insert(name.clone(), name.clone());
@@ -221,22 +225,35 @@ impl Index {
                 .values()
                 .map(|host| self.candidate(host, now))
                 .collect(),
+            placed: self.placed().collect(),
         }
+    }
+
+    /// Pods that have an environment and are not over, reserved ones as well.
+    fn placed(&self) -> impl Iterator<Item = Placed<'_>> {
+        self.environments.values().filter_map(|environment| {
+            let pod = self.pods.get(&environment.spec.pod.uid)?;
+            (has_vm(environment) && !lifecycle::is_terminal(pod)).then_some(Placed {
+                pod,
+                host: &environment.spec.host,
+                node: &environment.spec.node,
+            })
+        })
+    }
+
+    /// Uids of waiting pods of which others may decide where they can be.
+    pub(crate) fn constrained(&self) -> Vec<String> {
+        let mut waiting = self.waiting();
+        waiting.retain(|uid| self.pods.get(uid).is_some_and(placement::is_constrained));
+        waiting
     }
 
     fn candidate(&self, host: &Host, now: Timestamp) -> Candidate {
         let name = host.name_any();
-        let holds_memory = |environment: &&Environment| {
-            let terminal = environment
-                .status
-                .as_ref()
-                .is_some_and(|s| s.phase.is_terminal());
-            environment.spec.host == name && !terminal
-        };
         let used = self
             .environments
             .values()
-            .filter(holds_memory)
+            .filter(|environment| environment.spec.host == name && has_vm(environment))
             .map(|e| e.spec.size)
             .collect();
         Candidate {
@@ -273,4 +290,10 @@ impl Index {
             interface.metadata.uid.is_some() || interface.spec.environment.name != environment
         });
     }
+}
+
+/// Whether an environment holds memory, as its VM may be there.
+fn has_vm(environment: &Environment) -> bool {
+    let status = environment.status.as_ref();
+    status.is_none_or(|status| !status.phase.is_terminal())
 }

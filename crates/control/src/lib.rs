@@ -8,8 +8,10 @@
 mod certificates;
 mod credentials;
 mod execute;
+mod gauges;
 mod identity;
 mod index;
+mod metrics;
 #[cfg(test)]
 mod model;
 mod profiles;
@@ -87,13 +89,18 @@ pub async fn run(
         &readiness,
         &shutdown,
     );
+    registry.register_collector(Box::new(gauges::Gauges {
+        index: index.clone(),
+        leadership: leadership.clone(),
+        certificate: options.webhook.certificate.clone(),
+    }));
     let reconciler = reconcile::Reconciler::new(
         client,
         index.clone(),
         queue.clone(),
         options.kubernetes_version,
         leadership,
-        &mut registry,
+        metrics::Metrics::register(&mut registry),
     );
     let webhook = webhook::serve(&options.webhook, index, &mut registry, shutdown.clone())
         .map_err(ControlError::Certificates)?;

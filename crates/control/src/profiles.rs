@@ -2,6 +2,7 @@
 
 use crate::execute::{ExecuteError, absent_is_fine};
 use crate::index::{Index, Shared};
+use crate::metrics::{Drained, Metrics};
 use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Pod;
@@ -23,12 +24,13 @@ pub(crate) struct Profiles {
     client: Client,
     index: Shared,
     recorder: Recorder,
+    metrics: Metrics,
     /// The condition that this process wrote last.
     served: Arc<Mutex<Option<String>>>,
 }
 
 impl Profiles {
-    pub(crate) fn new(client: Client, index: Shared) -> Self {
+    pub(crate) fn new(client: Client, index: Shared, metrics: Metrics) -> Self {
         let reporter = Reporter {
             controller: labels::PROFILE_REPORTER.to_owned(),
             instance: None,
@@ -37,6 +39,7 @@ impl Profiles {
             recorder: Recorder::new(client.clone(), reporter),
             client,
             index,
+            metrics,
             served: Arc::default(),
         }
     }
@@ -88,13 +91,18 @@ impl Profiles {
                 Ok(())
             }
             Effect::Evict(pod) => {
-                drop(tokio::spawn(evict(self.pods(&pod), pod)));
+                let (api, metrics) = (self.pods(&pod), self.metrics.clone());
+                drop(tokio::spawn(async move {
+                    metrics.drained(evict(api, pod).await);
+                }));
                 Ok(())
             }
             Effect::Delete(pod) => {
                 tracing::warn!(pod = %pod.uid, "the deadline of its profile's deletion is over");
                 let deleted = self.pods(&pod).delete(&pod.name, &only(&pod.uid)).await;
-                absent_is_fine(deleted)
+                absent_is_fine(deleted)?;
+                self.metrics.drained(Drained::Deleted);
+                Ok(())
             }
         }
     }
@@ -202,14 +210,16 @@ impl Profiles {
 }
 
 /// Asks for a pod's eviction; the next decision asks again.
-async fn evict(api: Api<Pod>, pod: PodReference) {
+async fn evict(api: Api<Pod>, pod: PodReference) -> Drained {
     match eviction::evict(&api, &pod.namespace, &pod.name, &pod.uid).await {
         Ok(Eviction::Done) => {
             tracing::info!(pod = %pod.uid, "evicted, as its profile is being deleted");
+            return Drained::Evicted;
         }
         Ok(Eviction::Waits) => tracing::debug!(pod = %pod.uid, "its budget has no room"),
         Err(error) => tracing::debug!(pod = %pod.uid, %error, "not evicted"),
     }
+    Drained::Held
 }
 
 fn only(uid: &str) -> DeleteParams {

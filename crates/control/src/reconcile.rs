@@ -3,6 +3,7 @@
 use crate::execute::{self, ExecuteError, Subject};
 use crate::identity::{self, Unmarked};
 use crate::index::{Index, Shared};
+use crate::metrics::Metrics;
 use crate::profiles::Profiles;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
@@ -12,10 +13,6 @@ use monopod_core::lifecycle::{self, Attempts, Decision, Effect, InterfaceEffect,
 use monopod_ops::admin::Readiness;
 use monopod_ops::election::Leadership;
 use monopod_ops::queue::Queue;
-use prometheus_client::encoding::EncodeLabelSet;
-use prometheus_client::metrics::counter::Counter;
-use prometheus_client::metrics::family::Family;
-use prometheus_client::registry::Registry;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
@@ -47,12 +44,7 @@ pub(crate) struct Reconciler {
     executor: execute::Executor,
     leadership: Leadership,
     profiles: Profiles,
-    failures: Family<FailureLabels, Counter>,
-}
-
-#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
-struct FailureLabels {
-    category: &'static str,
+    metrics: Metrics,
 }
 
 impl Reconciler {
@@ -62,24 +54,18 @@ impl Reconciler {
         queue: Queue<Key>,
         kubernetes_version: String,
         leadership: Leadership,
-        registry: &mut Registry,
+        metrics: Metrics,
     ) -> Self {
-        let failures = Family::default();
-        registry.register(
-            "effect_failures",
-            "Effects that failed and are decided anew",
-            failures.clone(),
-        );
-        let executor = execute::Executor::new(client.clone(), index.clone(), registry);
+        let executor = execute::Executor::new(client.clone(), index.clone(), metrics.clone());
         Self {
-            profiles: Profiles::new(client.clone(), index.clone()),
+            profiles: Profiles::new(client.clone(), index.clone(), metrics.clone()),
             client,
             index,
             queue,
             kubernetes_version,
             executor,
             leadership,
-            failures,
+            metrics,
         }
     }
 
@@ -140,11 +126,7 @@ impl Reconciler {
                 self.queue.add_after(key, delay.unsigned_abs());
             }
             Err(error) => {
-                self.failures
-                    .get_or_create(&FailureLabels {
-                        category: error.category(),
-                    })
-                    .inc();
+                self.metrics.effect_failed(error.category());
                 if !error.is_race() {
                     tracing::warn!(
                         ?key,
@@ -173,6 +155,7 @@ impl Reconciler {
             }
             tracing::debug!(pod = uid, ?effect, "effect");
             if let Effect::RememberFailure(attempts) = effect {
+                self.metrics.failed(attempts.failure);
                 self.index.lock().attempts.insert(uid.to_owned(), attempts);
                 continue;
             }
@@ -182,6 +165,9 @@ impl Reconciler {
                 return Err(error);
             }
             if requested {
+                if self.index.lock().attempts.contains_key(uid) {
+                    self.metrics.retries.inc();
+                }
                 self.queue.add(Key::Credentials(environment_name.clone()));
             }
         }
@@ -225,6 +211,8 @@ pub(crate) fn decide(
         network: &snapshot.network,
         claims: &snapshot.claims,
         candidates: &snapshot.candidates,
+        placed: &snapshot.placed,
+        namespaces: &index.namespaces,
         kubernetes_version,
     };
     let decision = lifecycle::decide(&observed, &world, seed(uid, observed.attempts), now);

@@ -6,7 +6,7 @@ use crate::reconcile::Key;
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
-    Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
+    Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
 };
 use kube::runtime::watcher::Config;
 use kube::{Client, Resource, ResourceExt};
@@ -16,6 +16,7 @@ use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
 use monopod_api::profile::{FargateProfile, PodExecutionRole};
 use monopod_api::{labels, names};
 use monopod_core::irsa;
+use monopod_core::lifecycle;
 use monopod_core::placement::Heartbeat;
 use monopod_ops::admin::Readiness;
 use monopod_ops::queue::Queue;
@@ -90,6 +91,7 @@ pub(crate) fn spawn(
     watch.start(tasks, "serviceaccounts", Config::default(), account);
     watch.start(tasks, "persistentvolumeclaims", Config::default(), claim);
     watch.start(tasks, "persistentvolumes", Config::default(), volume);
+    watch.start(tasks, "namespaces", Config::default(), namespace);
     watch.start(tasks, "hosts", Config::default(), host);
     watch.start(
         tasks,
@@ -152,6 +154,11 @@ fn store<K: ResourceExt>(map: &mut BTreeMap<String, K>, change: Change<K>) {
         }
         Change::Synced => {}
     }
+}
+
+/// Waiting pods for which where others are matters.
+fn constrained(index: &Index) -> impl Iterator<Item = Key> {
+    index.constrained().into_iter().map(Key::Pod)
 }
 
 fn waiting(index: &Index) -> Vec<Key> {
@@ -221,6 +228,13 @@ pub(crate) fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
             // After a broken watch, a pod may have been replaced by one of its name without a word.
             let namespace = pod.namespace().unwrap_or_default();
             let mut gone = forget_pods(index, &namespace, &pod.name_any(), Some(&uid));
+            let environment = names::environment(&uid);
+            let was = index.pods.get(&uid).map(as_neighbour);
+            if index.environments.contains_key(&environment)
+                && was.is_some_and(|was| was != as_neighbour(&pod))
+            {
+                gone.extend(waiting(index));
+            }
             index.pods.insert(uid.clone(), pod);
             gone.push(Key::Pod(uid));
             gone.extend(index.is_draining().then_some(Key::Profiles));
@@ -238,6 +252,16 @@ pub(crate) fn pod(index: &mut Index, change: Change<Pod>) -> Vec<Key> {
             .map(|e| Key::Pod(e.spec.pod.uid.clone()))
             .collect(),
     }
+}
+
+/// What of a pod that has an environment matters to those that want or avoid it.
+fn as_neighbour(pod: &Pod) -> (Option<&BTreeMap<String, String>>, bool, bool) {
+    let is_deleted = pod.metadata.deletion_timestamp.is_some();
+    (
+        pod.metadata.labels.as_ref(),
+        is_deleted,
+        lifecycle::is_terminal(pod),
+    )
 }
 
 /// Removes the pods of a name, but not the one with this uid.
@@ -268,6 +292,26 @@ fn account(index: &mut Index, change: Change<ServiceAccount>) -> Vec<Key> {
         Change::Synced => {}
     }
     Vec::new()
+}
+
+/// Affinity may select namespaces by their labels.
+fn namespace(index: &mut Index, change: Change<Namespace>) -> Vec<Key> {
+    match change {
+        Change::Applied(namespace) => {
+            let labels = namespace.metadata.labels.clone().unwrap_or_default();
+            let before = index
+                .namespaces
+                .insert(namespace.name_any(), labels.clone());
+            if before.as_ref() == Some(&labels) {
+                return Vec::new();
+            }
+        }
+        Change::Deleted { name, .. } => {
+            index.namespaces.remove(&name);
+        }
+        Change::Synced => return Vec::new(),
+    }
+    waiting(index)
 }
 
 fn claim(index: &mut Index, change: Change<PersistentVolumeClaim>) -> Vec<Key> {
@@ -322,11 +366,15 @@ pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec
                 keys.push(Key::Credentials(name.clone()));
             }
             let over = |e: &Environment| e.status.as_ref().is_some_and(|s| s.phase.is_terminal());
+            // Control put what it creates into the index already: a new one is known by not having begun.
+            let is_new = environment.status.is_none() || known.is_none();
             let frees = over(&environment) && known.is_none_or(|old| !over(old));
             index.environments.insert(name, environment);
             if frees {
                 // Its memory is another's to have.
                 keys.extend(waiting(index));
+            } else if is_new {
+                keys.extend(constrained(index));
             }
             keys
         }

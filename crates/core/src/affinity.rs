@@ -1,13 +1,10 @@
-//! Which zones' nodes a pod's `nodeSelector` and required node affinity permit.
+//! Which nodes a pod's `nodeSelector` and node affinity permit and prefer.
 //!
-//! A Fargate node is made for its pod, so no preference and nothing about other pods matters. But a
-//! requirement that no such node meets is not ignored: the pod was meant to run elsewhere.
+//! A Fargate node is made for its pod, and has its labels from where it is made. A requirement that no such
+//! node meets is not ignored: the pod was meant to run elsewhere.
 
+use crate::selector::{Labels, holds};
 use k8s_openapi::api::core::v1::{NodeSelectorRequirement, NodeSelectorTerm, PodSpec};
-use std::collections::BTreeMap;
-
-/// Labels of a node.
-pub type Labels = BTreeMap<String, String>;
 
 /// What the pod requires of its node and these labels do not give; empty if they do.
 pub fn unmet(spec: &PodSpec, labels: &Labels) -> Vec<String> {
@@ -37,45 +34,44 @@ pub fn unmet(spec: &PodSpec, labels: &Labels) -> Vec<String> {
     found
 }
 
+/// How much the pod prefers a node with these labels: the weights of the terms that it meets.
+pub fn preference(spec: &PodSpec, labels: &Labels) -> i64 {
+    let affinity = spec
+        .affinity
+        .as_ref()
+        .and_then(|a| a.node_affinity.as_ref());
+    let preferred = affinity.and_then(|a| {
+        a.preferred_during_scheduling_ignored_during_execution
+            .as_ref()
+    });
+    let met = preferred
+        .into_iter()
+        .flatten()
+        .filter(|term| is_met(&term.preference, labels));
+    met.map(|term| i64::from(term.weight)).sum()
+}
+
 /// An empty term matches no node, as upstream.
 fn is_met(term: &NodeSelectorTerm, labels: &Labels) -> bool {
     let expressions = term.match_expressions.as_deref().unwrap_or_default();
     let fields = term.match_fields.as_deref().unwrap_or_default();
     // The only field is the node's name, which nobody can know before the node is made for the pod.
     let nameless = Labels::new();
-    !(expressions.is_empty() && fields.is_empty())
-        && expressions.iter().all(|r| holds(r, labels))
-        && fields.iter().all(|r| holds(r, &nameless))
-}
-
-fn holds(requirement: &NodeSelectorRequirement, labels: &Labels) -> bool {
-    let value = labels.get(&requirement.key);
-    let values = requirement.values.as_deref().unwrap_or_default();
-    let number = |text: &String| text.parse::<i64>().ok();
-    let compared = |order: fn(&i64, &i64) -> bool| {
-        let limit = values.first().and_then(number);
-        value
-            .and_then(number)
-            .zip(limit)
-            .is_some_and(|(value, limit)| order(&value, &limit))
+    let all = |rules: &[NodeSelectorRequirement], labels| {
+        let values = |rule: &NodeSelectorRequirement| rule.values.clone().unwrap_or_default();
+        rules
+            .iter()
+            .all(|rule| holds(&rule.key, &rule.operator, &values(rule), labels))
     };
-    match requirement.operator.as_str() {
-        "In" => value.is_some_and(|value| values.contains(value)),
-        "NotIn" => value.is_none_or(|value| !values.contains(value)),
-        "Exists" => value.is_some(),
-        "DoesNotExist" => value.is_none(),
-        "Gt" => compared(i64::gt),
-        "Lt" => compared(i64::lt),
-        // An operator of a later Kubernetes version: what cannot be judged is not met.
-        _other => false,
-    }
+    !(expressions.is_empty() && fields.is_empty())
+        && all(expressions, labels)
+        && all(fields, &nameless)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pod::node::labels_in;
-    use proptest::prelude::*;
+    use crate::pod::node::labels_on;
     use serde_json::{Value, json};
 
     fn spec(selector: &Value, terms: &Value) -> PodSpec {
@@ -87,7 +83,7 @@ mod tests {
     }
 
     fn is_permitted(selector: &Value, terms: &Value) -> bool {
-        unmet(&spec(selector, terms), &labels_in("r", "z")).is_empty()
+        unmet(&spec(selector, terms), &labels_on("r", "z", "h")).is_empty()
     }
 
     #[test]
@@ -124,7 +120,7 @@ mod tests {
         assert_eq!(
             unmet(
                 &spec(&json!({"kubernetes.io/arch": "arm64"}), &json!([{}])),
-                &labels_in("r", "z")
+                &labels_on("r", "z", "h")
             ),
             [
                 "spec.nodeSelector kubernetes.io/arch=arm64",
@@ -133,14 +129,13 @@ mod tests {
         );
     }
 
-    proptest! {
-        /// One requirement holds exactly if its opposite does not.
-        #[test]
-        fn an_operator_and_its_opposite_never_agree(key in "[ab]", values in prop::collection::vec("[0-9]{1,2}", 1..3), labels in prop::collection::btree_map("[ab]", "[0-9]{1,2}", 0..3)) {
-            let holds = |operator: &str| holds(&NodeSelectorRequirement { key: key.clone(), operator: operator.to_owned(), values: Some(values.clone()) }, &labels);
-            prop_assert_ne!(holds("In"), holds("NotIn"));
-            prop_assert_ne!(holds("Exists"), holds("DoesNotExist"));
-            prop_assert!(!(holds("Gt") && holds("Lt")));
-        }
+    #[test]
+    fn preferences_add_up() {
+        let term = |zone: &str, weight: i32| json!({"weight": weight, "preference": {"matchExpressions": [{"key": "topology.kubernetes.io/zone", "operator": "In", "values": [zone]}]}});
+        let spec: PodSpec = serde_json::from_value(json!({"containers": [], "affinity": {"nodeAffinity": {
+            "preferredDuringSchedulingIgnoredDuringExecution": [term("z", 3), term("y", 50), term("z", 4), {"weight": 9, "preference": {}}],
+        }}}))
+        .expect("a spec");
+        assert_eq!(preference(&spec, &labels_on("r", "z", "h")), 7);
     }
 }

@@ -107,15 +107,13 @@ impl Machine {
 
     /// Makes it a host with a token, whatever comes of it.
     pub fn join(&self, token: &str) -> Output {
-        self.monopod(&[
-            "host",
-            "join",
-            token,
-            "--underlay",
-            &self.address,
-            "--name",
-            &self.name,
-        ])
+        self.join_with(token, &[])
+    }
+
+    /// The same with flags.
+    pub fn join_with(&self, token: &str, flags: &[&str]) -> Output {
+        let named = ["--underlay", &self.address, "--name", &self.name];
+        self.monopod(&[&["host", "join", token], &named[..], flags].concat())
     }
 
     /// Runs `monopod` on it.

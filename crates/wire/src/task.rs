@@ -20,6 +20,9 @@ pub struct Task {
     pub region: String,
     /// Availability zone.
     pub zone: String,
+    /// The machine's host, for the node's label; hosts before this version do not say it.
+    #[serde(default)]
+    pub host: String,
     /// `spec.providerID` of the node.
     pub provider_id: String,
     /// URL of the API server; its host is an IP address.

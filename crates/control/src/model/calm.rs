@@ -1,9 +1,11 @@
 //! After the faults: everything heals, time goes on, and all must come to a good end.
 
 use super::api::Only;
+use super::guest::Vm;
 use super::ledger::is_over;
+use super::machine::Machine;
 use super::schedule::{Action, Sabotage};
-use super::world::World;
+use super::world::{World, follows, is_alone};
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
@@ -97,7 +99,6 @@ fn go_on(world: &mut World, time: SignedDuration) -> Result<(), String> {
 
 /// Every pod runs, has ended, or waits for what is true.
 fn settled(world: &World) -> Result<(), String> {
-    let mut used = 0;
     let alive: Vec<_> = world
         .machines
         .iter()
@@ -105,7 +106,6 @@ fn settled(world: &World) -> Result<(), String> {
         .filter(|vm| vm.is_alive())
         .collect();
     for vm in &alive {
-        used += 1;
         let pod = world
             .api
             .list::<Pod>()
@@ -130,25 +130,46 @@ fn settled(world: &World) -> Result<(), String> {
             }
             continue;
         }
-        if used < ROOM * world.machines.len() {
-            return Err(format!(
-                "the pod {uid} waits although there is room: {:?}",
-                status.conditions
-            ));
-        }
         let reason = status
             .conditions
             .iter()
             .flatten()
             .find(|c| c.type_ == "PodScheduled");
         let message = reason.and_then(|c| c.message.clone()).unwrap_or_default();
-        if !message.contains("not enough memory") {
-            return Err(format!(
-                "the pod {uid} waits without a true reason: {message:?}"
-            ));
+        for machine in &world.machines {
+            let Some(truth) = refusal(world, machine, pod) else {
+                return Err(format!(
+                    "the pod {uid} waits although there is room on {}: {message:?}",
+                    machine.name
+                ));
+            };
+            if !message.contains(truth) {
+                return Err(format!(
+                    "the pod {uid} waits without a true reason ({truth}): {message:?}"
+                ));
+            }
         }
     }
     Ok(())
+}
+
+/// Why a machine cannot take the pod, as things are.
+fn refusal(world: &World, machine: &Machine, pod: &Pod) -> Option<&'static str> {
+    let alive = || machine.vms.iter().filter(|vm| vm.is_alive());
+    let is_alone_there = |vm: &Vm| {
+        let mut pods = world.api.list::<Pod>();
+        let there = pods.find(|pod| pod.uid().as_ref() == Some(&vm.pod.uid));
+        there.is_some_and(|there| is_alone(there) && !is_over(there))
+    };
+    if alive().count() >= ROOM {
+        Some("not enough memory")
+    } else if is_alone(pod) && alive().any(is_alone_there) {
+        Some("didn't match pod anti-affinity rules")
+    } else if follows(pod) && !alive().any(is_alone_there) {
+        Some("didn't match pod affinity rules")
+    } else {
+        None
+    }
 }
 
 fn nothing_left(world: &World) -> Result<(), String> {

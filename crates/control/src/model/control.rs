@@ -356,11 +356,11 @@ fn execute(
             all.extend(pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())));
         })?,
         Effect::Bind { node } => bind(api, &pod_name?, &only, node)?,
-        Effect::Explain { reason, message } => api.update::<Pod>(&pod_name?, &only, |pod| {
+        Effect::Explain { cause, message } => api.update::<Pod>(&pod_name?, &only, |pod| {
             let condition = PodCondition {
                 type_: "PodScheduled".to_owned(),
                 status: "False".to_owned(),
-                reason: Some((*reason).to_owned()),
+                reason: Some(cause.reason().to_owned()),
                 message: Some(message.clone()),
                 last_transition_time: Some(Time(now)),
                 ..PodCondition::default()

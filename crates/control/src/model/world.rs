@@ -26,6 +26,14 @@ use std::collections::BTreeMap;
 
 /// Names that pods have: few, so that they are used again.
 const PODS: u8 = 5;
+/// From this one on, no two are to be in one zone: more than there are zones.
+const FIRST_ALONE: u8 = 2;
+/// The one that is to be in a zone with one of these.
+const FOLLOWS: u8 = 1;
+/// What these are labelled with.
+const ALONE: &str = "alone";
+/// Of the machines, one each, and of the subnets.
+const ZONES: [&str; 2] = ["local-1a", "local-1b"];
 /// How long a node may be silent, and then not Ready before its pod is deleted (upstream's defaults).
 const SILENT: SignedDuration = SignedDuration::from_secs(50);
 const TOLERATED: SignedDuration = SignedDuration::from_secs(300);
@@ -51,8 +59,8 @@ impl World {
         let start = "2026-01-01T00:00:00Z".parse().expect("a time");
         let mut api = Api::new(start);
         let machines: Vec<Machine> = ["host-1", "host-2"].map(Machine::new).into();
-        for machine in &machines {
-            api.create(host(&machine.name))
+        for (machine, zone) in machines.iter().zip(ZONES) {
+            api.create(host(&machine.name, zone))
                 .expect("the first of its name");
             api.create(lease(&machine.name))
                 .expect("the first of its name");
@@ -98,7 +106,7 @@ impl World {
             }
             Action::Upstream => self.upstream(),
             Action::CreatePod(n) => {
-                drop(self.api.create(pod(&format!("pod-{}", n % PODS))));
+                drop(self.api.create(pod(n % PODS)));
             }
             Action::DeletePod(n) => self.delete_pod(n),
             Action::ControlCrashes(n) => {
@@ -429,10 +437,10 @@ impl World {
     }
 }
 
-fn host(name: &str) -> Host {
+fn host(name: &str, zone: &str) -> Host {
     let spec = HostSpec {
         region: "local-1".to_owned(),
-        zone: "local-1a".to_owned(),
+        zone: zone.to_owned(),
         address: None,
         memory_mib: 3 * 612,
         cpu_millis: 4000,
@@ -454,7 +462,7 @@ fn lease(host: &str) -> Lease {
     .expect("a lease")
 }
 
-/// What does not change while the model runs: one profile, one group, one small subnet.
+/// What does not change while the model runs: one profile, one group, a small subnet in each zone.
 fn index() -> Index {
     let mut index = Index::default();
     let selector = Selector {
@@ -474,21 +482,42 @@ fn index() -> Index {
     index.profiles_changed();
     let group = SecurityGroup::new("default", SecurityGroupSpec::default());
     index.groups.insert(named("default"), group);
-    let subnet = SubnetSpec {
-        cidr: "10.0.1.0/28".to_owned(),
-        zone: "local-1a".to_owned(),
-    };
-    index
-        .subnets
-        .insert(named("private-a"), Subnet::new("private-a", subnet));
+    for (n, zone) in ZONES.into_iter().enumerate() {
+        let subnet = SubnetSpec {
+            cidr: format!("10.0.{n}.0/28"),
+            zone: zone.to_owned(),
+        };
+        index
+            .subnets
+            .insert(zone.to_owned(), Subnet::new(zone, subnet));
+    }
     index
 }
 
-fn pod(name: &str) -> Pod {
-    serde_json::from_value(json!({
-        "metadata": {"name": name, "namespace": "default", "labels": {labels::FARGATE_PROFILE: "fp-default"}},
+fn pod(n: u8) -> Pod {
+    let mut pod = json!({
+        "metadata": {"name": format!("pod-{n}"), "namespace": "default", "labels": {labels::FARGATE_PROFILE: "fp-default"}},
         "spec": {"schedulerName": labels::SCHEDULER_NAME, "containers": [{"name": "c", "image": "nginx"}]},
         "status": {"phase": "Pending"},
-    }))
-    .expect("a pod")
+    });
+    let near_alone = json!({"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {ALONE: "yes"}}},
+    ]});
+    if n >= FIRST_ALONE {
+        pod["metadata"]["labels"][ALONE] = json!("yes");
+        pod["spec"]["affinity"] = json!({"podAntiAffinity": near_alone});
+    } else if n == FOLLOWS {
+        pod["spec"]["affinity"] = json!({"podAffinity": near_alone});
+    }
+    serde_json::from_value(pod).expect("a pod")
+}
+
+/// Whether a pod is to be in a zone with one of these.
+pub(super) fn follows(pod: &Pod) -> bool {
+    pod.name_any() == format!("pod-{FOLLOWS}")
+}
+
+/// Whether a pod is one of those of which no two are to be in one zone.
+pub(super) fn is_alone(pod: &Pod) -> bool {
+    pod.labels().contains_key(ALONE)
 }

@@ -14,6 +14,7 @@
 //! the same effects, and a restarted control goes on where the last one stopped. The order inside
 //! one answer matters: what locks (the interface's name) is created before what uses it.
 
+mod causes;
 mod interface;
 mod launch;
 mod place;
@@ -24,6 +25,7 @@ mod statuses;
 #[cfg(test)]
 mod tests;
 
+pub use causes::{Cause, Failure};
 pub use interface::{COOLING, InterfaceEffect, decide_interface};
 pub use launch::{Launch, launch, trusts};
 pub use place::{Network, Subnet};
@@ -31,7 +33,8 @@ pub use statuses::lost_status;
 
 use crate::admission::Profiles;
 use crate::contract::Claims;
-use crate::placement::Candidate;
+use crate::placement::{Candidate, Placed};
+use crate::selector::Labels;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Node, Pod};
 use monopod_api::environment::Environment;
@@ -73,6 +76,8 @@ pub struct Attempts {
     pub next: Timestamp,
     /// The host of the last one; another is preferred.
     pub host: String,
+    /// Why it failed.
+    pub failure: Failure,
 }
 
 /// What a new environment is chosen from.
@@ -88,6 +93,10 @@ pub struct World<'a> {
     pub claims: &'a Claims,
     /// The hosts.
     pub candidates: &'a [Candidate],
+    /// The pods that have an environment.
+    pub placed: &'a [Placed<'a>],
+    /// Labels of all namespaces.
+    pub namespaces: &'a BTreeMap<String, Labels>,
     /// The control plane's version.
     pub kubernetes_version: &'a str,
 }
@@ -113,8 +122,8 @@ pub enum Effect {
     },
     /// Says on the pod why it waits: the condition `PodScheduled` and an event.
     Explain {
-        /// The condition's reason.
-        reason: &'static str,
+        /// Why, in short.
+        cause: Cause,
         /// For people.
         message: String,
     },
@@ -257,7 +266,8 @@ fn node_of(pod: &Pod) -> Option<&str> {
         .filter(|name| !name.is_empty())
 }
 
-fn is_terminal(pod: &Pod) -> bool {
+/// Whether a pod is over.
+pub fn is_terminal(pod: &Pod) -> bool {
     let phase = pod.status.as_ref().and_then(|s| s.phase.as_deref());
     matches!(phase, Some("Succeeded" | "Failed"))
 }

@@ -1,12 +1,11 @@
 //! Choosing host, subnet and address for a pod that has no environment.
 
 use super::launch::{Launch, launch};
-use super::{Decision, Effect, Observed, World};
+use super::{Cause, Decision, Effect, Observed, World};
 use crate::image::{credentials, reference::normalise};
-use crate::placement::{self, Request};
-use crate::pod::node::labels_in;
+use crate::placement::{self, NoHost, Request};
 use crate::sizing::{self, Requirement, SizingError};
-use crate::{addresses, admission, affinity, contract};
+use crate::{addresses, admission, contract};
 use ipnet::Ipv4Net;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
@@ -43,14 +42,14 @@ pub struct Subnet {
 
 /// A reason for which a pod waits, and what names it.
 struct Waits {
-    reason: &'static str,
+    cause: Cause,
     message: String,
 }
 
 impl Waits {
-    fn unschedulable(message: impl Into<String>) -> Self {
+    fn new(cause: Cause, message: impl Into<String>) -> Self {
         Self {
-            reason: "Unschedulable",
+            cause,
             message: message.into(),
         }
     }
@@ -76,12 +75,16 @@ pub(super) fn place(
     }
     match request(observed, pod, world, seed, now) {
         Ok(effects) => Decision::now(effects),
-        Err(Waits { reason, message }) => explain(pod, reason, message),
+        Err(Waits { cause, message }) => Decision {
+            // A host that falls silent tells nobody, and with it a domain may be gone.
+            wake: placement::is_constrained(pod).then(|| now + placement::LEASE),
+            ..explain(pod, cause, message)
+        },
     }
 }
 
 /// Says why the pod waits, unless its condition says so already.
-pub(super) fn explain(pod: &Pod, reason: &'static str, message: String) -> Decision {
+pub(super) fn explain(pod: &Pod, cause: Cause, message: String) -> Decision {
     let said = pod
         .status
         .iter()
@@ -94,7 +97,7 @@ pub(super) fn explain(pod: &Pod, reason: &'static str, message: String) -> Decis
     if said {
         return Decision::idle();
     }
-    Decision::now([Effect::Explain { reason, message }])
+    Decision::now([Effect::Explain { cause, message }])
 }
 
 fn request(
@@ -105,7 +108,10 @@ fn request(
     now: Timestamp,
 ) -> Result<Vec<Effect>, Waits> {
     let (Some(spec), Some(pod_reference)) = (&pod.spec, reference(pod)) else {
-        return Err(Waits::unschedulable("the pod has no name, uid or spec"));
+        return Err(Waits::new(
+            Cause::Unsupported,
+            "the pod has no name, uid or spec",
+        ));
     };
     let found = profile(pod, &pod_reference.namespace, world);
     let nothing = Allowances::default();
@@ -117,7 +123,8 @@ fn request(
         role,
         subnets,
         security_groups,
-    } = launch(profile_name, profile, world.roles, world.network).map_err(Waits::unschedulable)?;
+    } = launch(profile_name, profile, world.roles, world.network)
+        .map_err(|why| Waits::new(Cause::Profile, why))?;
     let images = images(spec);
     // As hosts name them.
     let references: Vec<String> = images
@@ -126,47 +133,46 @@ fn request(
         .collect();
     let pull_credentials =
         !role.image_pull_secrets.is_empty() || !credentials::of_pod(pod).is_empty();
-    let zones = zones(spec, &subnets, world)?;
+    let environment_name = names::environment(&pod_reference.uid);
+    let held = observed
+        .interface
+        .filter(|interface| is_usable(interface, &environment_name));
+    let free = free(&subnets, world.network, seed);
+    let zones = subnets.iter().map(|(_, subnet)| subnet.zone.as_str());
+    let zones: BTreeMap<&str, bool> = zones.map(|zone| (zone, free.contains_key(zone))).collect();
     let wanted = Request {
+        pod,
+        spec,
         size: required.size,
         zones: &zones,
+        holds: held.map(|interface| interface.spec.host.as_str()),
         images: &references,
         avoid: observed.attempts.map(|attempts| attempts.host.as_str()),
         kubernetes_version: world.kubernetes_version,
+        placed: world.placed,
+        namespaces: world.namespaces,
     };
     let host = placement::choose(world.candidates, &wanted)
-        .map_err(|error| Waits::unschedulable(format!("{} ({error})", messages::NO_CAPACITY)))?;
-
-    let environment_name = names::environment(&pod_reference.uid);
+        .map_err(|no| Waits::new(Cause::from(&no), no_host(&no, &subnets, &zones)))?;
+    let held = held.filter(|interface| interface.spec.host == host.name);
     let (address, interface) =
-        if let Some(address) = usable(observed.interface, &environment_name, &host.name) {
+        if let Some(address) = held.and_then(|interface| interface.spec.address.parse().ok()) {
             (address, None)
         } else {
-            let (subnet, address) = subnets
-                .iter()
-                .filter(|(_, subnet)| subnet.zone == host.spec.zone)
-                .find_map(|(name, subnet)| {
-                    Some((
-                        *name,
-                        addresses::choose(subnet.cidr, &world.network.taken, seed)?,
-                    ))
-                })
-                .ok_or_else(|| Waits::unschedulable(no_address(&subnets)))?;
-            let mut new = NetworkInterface::new(
-                &names::network_interface(address),
-                NetworkInterfaceSpec {
-                    address: address.to_string(),
-                    mac: names::mac(address),
-                    subnet: subnet.to_owned(),
-                    security_groups,
-                    environment: EnvironmentReference {
-                        name: environment_name.clone(),
-                    },
-                    host: host.name.clone(),
+            let (subnet, address) = *free
+                .get(host.spec.zone.as_str())
+                .ok_or_else(|| Waits::new(Cause::Address, no_address(&subnets, &zones)))?;
+            let spec = NetworkInterfaceSpec {
+                address: address.to_string(),
+                mac: names::mac(address),
+                subnet: subnet.to_owned(),
+                security_groups,
+                environment: EnvironmentReference {
+                    name: environment_name.clone(),
                 },
-            );
-            new.metadata.finalizers = Some(vec![labels::CONTROL_FINALIZER.to_owned()]);
-            (address, Some(Effect::CreateInterface(Box::new(new))))
+                host: host.name.clone(),
+            };
+            (address, Some(create_interface(address, spec)))
         };
     let mut environment = Environment::new(
         &environment_name,
@@ -203,6 +209,12 @@ fn request(
         .collect())
 }
 
+fn create_interface(address: Ipv4Addr, spec: NetworkInterfaceSpec) -> Effect {
+    let mut new = NetworkInterface::new(&names::network_interface(address), spec);
+    new.metadata.finalizers = Some(vec![labels::CONTROL_FINALIZER.to_owned()]);
+    Effect::CreateInterface(Box::new(new))
+}
+
 /// The pod's images, each with the strictest policy that one of its containers has.
 fn images(spec: &PodSpec) -> Vec<EnvironmentImage> {
     let mut images: BTreeMap<&str, PullPolicy> = BTreeMap::new();
@@ -230,10 +242,8 @@ fn images(spec: &PodSpec) -> Vec<EnvironmentImage> {
 
 /// Whether the pod is one that can run here at all.
 fn permitted(pod: &Pod, world: &World<'_>, allow: &Allowances) -> Result<(), Waits> {
-    let refused = |parts: &[String]| Waits {
-        reason: messages::POD_UNSUPPORTED,
-        message: messages::pod_not_supported(parts),
-    };
+    let refused =
+        |parts: &[String]| Waits::new(Cause::Unsupported, messages::pod_not_supported(parts));
     let violations = contract::violations(pod, world.claims, allow);
     if !violations.is_empty() {
         return Err(refused(&violations));
@@ -252,40 +262,30 @@ fn permitted(pod: &Pod, world: &World<'_>, allow: &Allowances) -> Result<(), Wai
 
 /// What the pod's VM must have.
 fn required(spec: &PodSpec, profile: &FargateProfileSpec) -> Result<Requirement, Waits> {
-    sizing::requirement(spec, profile.sizing).map_err(|error| match error {
-        SizingError::TooLarge => Waits {
-            reason: messages::POD_TOO_LARGE,
-            message: error.to_string(),
-        },
-        SizingError::Invalid(_) => Waits::unschedulable(error.to_string()),
+    sizing::requirement(spec, profile.sizing).map_err(|error| {
+        let cause = match error {
+            SizingError::TooLarge => Cause::TooLarge,
+            SizingError::Invalid(_) => Cause::Unsupported,
+        };
+        Waits::new(cause, error.to_string())
     })
 }
 
-/// Zones of the subnets whose nodes are what the pod requires of its node.
-fn zones(
-    spec: &PodSpec,
-    subnets: &[(&str, &Subnet)],
-    world: &World<'_>,
-) -> Result<BTreeSet<String>, Waits> {
-    let mut zones = BTreeSet::new();
-    let mut unmet = Vec::new();
-    for (_, subnet) in subnets {
-        let mut hosts = world.candidates.iter();
-        // Without a host there the zone's region is not known, and nothing is placed there either.
-        let Some(host) = hosts.find(|host| host.spec.zone == subnet.zone) else {
-            continue;
-        };
-        let missing = affinity::unmet(spec, &labels_in(&host.spec.region, &subnet.zone));
-        if missing.is_empty() {
-            zones.insert(subnet.zone.clone());
-        } else {
-            unmet = missing;
+/// In each zone the first subnet with a free address, and one of these.
+fn free<'a>(
+    subnets: &[(&'a str, &'a Subnet)],
+    network: &Network,
+    seed: u64,
+) -> BTreeMap<&'a str, (&'a str, Ipv4Addr)> {
+    let mut free = BTreeMap::new();
+    for (name, subnet) in subnets {
+        if !free.contains_key(subnet.zone.as_str())
+            && let Some(address) = addresses::choose(subnet.cidr, &network.taken, seed)
+        {
+            free.insert(subnet.zone.as_str(), (*name, address));
         }
     }
-    if zones.is_empty() && !unmet.is_empty() {
-        return Err(Waits::unschedulable(messages::node_unmet(&unmet)));
-    }
-    Ok(zones)
+    free
 }
 
 fn reference(pod: &Pod) -> Option<PodReference> {
@@ -307,7 +307,7 @@ fn profile<'a>(
         .map(|(name, spec)| (name.as_str(), spec))
         .ok_or_else(|| {
             let named = pod.metadata.labels.as_ref().and_then(|all| all.get(labels::FARGATE_PROFILE));
-            Waits::unschedulable(match named {
+            Waits::new(Cause::Profile, match named {
                 Some(name) => format!(
                     "Misconfigured Fargate Profile: fargate profile {name} does not exist or none of its selectors matches the pod"
                 ),
@@ -316,9 +316,20 @@ fn profile<'a>(
         })
 }
 
-fn no_address(subnets: &[(&str, &Subnet)]) -> String {
+/// What the pod is told.
+fn no_host(no: &NoHost, subnets: &[(&str, &Subnet)], zones: &BTreeMap<&str, bool>) -> String {
+    match Cause::from(no) {
+        Cause::Selector => messages::node_unmet(&no.unmet),
+        Cause::Address => format!("{} ({no})", no_address(subnets, zones)),
+        Cause::Capacity => format!("{} ({no})", messages::NO_CAPACITY),
+        _others => no.to_string(),
+    }
+}
+
+fn no_address(subnets: &[(&str, &Subnet)], zones: &BTreeMap<&str, bool>) -> String {
     let list: Vec<_> = subnets
         .iter()
+        .filter(|(_, subnet)| zones.get(subnet.zone.as_str()) == Some(&false))
         .map(|(name, subnet)| format!("{name} ({})", subnet.cidr))
         .collect();
     format!(
@@ -327,17 +338,13 @@ fn no_address(subnets: &[(&str, &Subnet)]) -> String {
     )
 }
 
-/// The address of an interface that an earlier attempt made for this pod on this host.
-fn usable(interface: Option<&NetworkInterface>, environment: &str, host: &str) -> Option<Ipv4Addr> {
-    let interface = interface?;
+/// Whether an interface that an earlier attempt made for this pod can be used again.
+fn is_usable(interface: &NetworkInterface, environment: &str) -> bool {
     let released = interface
         .status
         .as_ref()
         .is_some_and(|s| s.phase == monopod_api::network::InterfacePhase::Cooling);
-    let fits = interface.spec.environment.name == environment
-        && interface.spec.host == host
-        && interface.metadata.deletion_timestamp.is_none();
-    (fits && !released)
-        .then(|| interface.spec.address.parse().ok())
-        .flatten()
+    interface.spec.environment.name == environment
+        && interface.metadata.deletion_timestamp.is_none()
+        && !released
 }

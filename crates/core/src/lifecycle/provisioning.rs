@@ -1,7 +1,8 @@
 //! A pod whose environment is on its way to a Ready node, or takes too long.
 
 use super::{
-    Attempts, Decision, Effect, INTERFACE_LIMIT, Observed, PROVISIONING_LIMIT, is_ready_for,
+    Attempts, Cause, Decision, Effect, Failure, INTERFACE_LIMIT, Observed, PROVISIONING_LIMIT,
+    is_ready_for,
 };
 use crate::backoff::Backoff;
 use jiff::{SignedDuration, Timestamp};
@@ -11,23 +12,30 @@ use monopod_api::network::InterfacePhase;
 use monopod_api::{labels, messages};
 
 /// How long a phase may take before the attempt is given up, and what it waits for meanwhile.
-fn limit(phase: EnvironmentPhase) -> Option<(SignedDuration, &'static str)> {
-    let (seconds, what) = match phase {
+fn limit(phase: EnvironmentPhase) -> Option<(SignedDuration, Failure, &'static str)> {
+    let (seconds, failure, what) = match phase {
         // A host process takes seconds to restart.
-        EnvironmentPhase::Requested => (60, "the host has not begun"),
+        EnvironmentPhase::Requested => (60, Failure::HostIdle, "the host has not begun"),
         // An emulated first VM of its shape, on a machine that is busy with others.
-        EnvironmentPhase::Booting => (150, "the VM is not ready"),
-        EnvironmentPhase::Joining => (150, "the node is not registered"),
-        EnvironmentPhase::Registered => (60, "the node is not Ready"),
+        EnvironmentPhase::Booting => (150, Failure::VmNotReady, "the VM is not ready"),
+        EnvironmentPhase::Joining => (
+            150,
+            Failure::NodeNotRegistered,
+            "the node is not registered",
+        ),
+        EnvironmentPhase::Registered => (60, Failure::NodeNotReady, "the node is not Ready"),
         EnvironmentPhase::Running | EnvironmentPhase::Finished | EnvironmentPhase::Failed => {
             return None;
         }
     };
-    Some((SignedDuration::from_secs(seconds), what))
+    Some((SignedDuration::from_secs(seconds), failure, what))
 }
 
 /// When the attempt is given up if nothing happens, and why.
-fn deadline(observed: &Observed<'_>, environment: &Environment) -> Option<(Timestamp, String)> {
+fn deadline(
+    observed: &Observed<'_>,
+    environment: &Environment,
+) -> Option<(Timestamp, Failure, String)> {
     let created = environment.metadata.creation_timestamp.as_ref()?.0;
     let status = environment.status.as_ref();
     let phase = status.map_or(EnvironmentPhase::Requested, |s| s.phase);
@@ -37,23 +45,24 @@ fn deadline(observed: &Observed<'_>, environment: &Environment) -> Option<(Times
     let host = &environment.spec.host;
     let whole = (
         created + PROVISIONING_LIMIT,
+        Failure::TooSlow,
         format!(
             "the node was not ready after {PROVISIONING_LIMIT:#} on host {host} (phase {phase:?})"
         ),
     );
-    let step = limit(phase).map(|(limit, what)| {
+    let step = limit(phase).map(|(limit, failure, what)| {
         let text = format!("{what} after {limit:#} on host {host} (phase {phase:?})");
-        (since + limit, text)
+        (since + limit, failure, text)
     });
     let interface = (!has_address(observed, environment)).then(|| {
         let name = &environment.spec.network_interface;
         let text = format!("the network interface {name} is not there any more");
-        (created + INTERFACE_LIMIT, text)
+        (created + INTERFACE_LIMIT, Failure::InterfaceGone, text)
     });
     [Some(whole), step, interface]
         .into_iter()
         .flatten()
-        .min_by_key(|(at, _)| *at)
+        .min_by_key(|(at, ..)| *at)
 }
 
 /// Whether the environment's address is its own.
@@ -85,7 +94,7 @@ pub(super) fn decide(
             .message
             .unwrap_or_else(|| "the VM ended before the pod was bound".to_owned());
         let why = format!("{reason} on host {}: {detail}", environment.spec.host);
-        return give_up(observed, environment, &why, seed, now);
+        return give_up(observed, environment, (Failure::VmEnded, &why), seed, now);
     }
     let ready = observed
         .node
@@ -96,10 +105,12 @@ pub(super) fn decide(
         }]);
     }
     match deadline(observed, environment) {
-        Some((at, why)) if at <= now => give_up(observed, environment, &why, seed, now),
+        Some((at, failure, why)) if at <= now => {
+            give_up(observed, environment, (failure, &why), seed, now)
+        }
         due => Decision {
             effects: announce(pod, environment),
-            wake: due.map(|(at, _)| at),
+            wake: due.map(|(at, ..)| at),
         },
     }
 }
@@ -108,7 +119,7 @@ pub(super) fn decide(
 fn give_up(
     observed: &Observed<'_>,
     environment: &Environment,
-    why: &str,
+    (failure, why): (Failure, &str),
     seed: u64,
     now: Timestamp,
 ) -> Decision {
@@ -125,9 +136,10 @@ fn give_up(
             failures,
             next,
             host: environment.spec.host.clone(),
+            failure,
         }),
         Effect::Explain {
-            reason: "Unschedulable",
+            cause: Cause::Provisioning,
             message: format!(
                 "{}: {why}; try {} is made at {next:.0}",
                 messages::provisioning_timed_out(namespace, name),

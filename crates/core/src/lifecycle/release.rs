@@ -1,7 +1,8 @@
 //! The end of an environment: released, lost, or not ending by itself.
 
 use super::{
-    Decision, Effect, FINAL_STATUS_MARGIN, Observed, TERMINATION_MARGIN, World, is_terminal, place,
+    Cause, Decision, Effect, FINAL_STATUS_MARGIN, Observed, TERMINATION_MARGIN, World, is_terminal,
+    place,
 };
 use crate::placement::LEASE;
 use jiff::Timestamp;
@@ -66,7 +67,7 @@ fn waits_for_host(
                 "{}: host {host} does not answer, and may still run the pod's VM; the next try is made once the host is back, or forgotten with `monopod host forget {host}`",
                 messages::provisioning_timed_out(namespace, name),
             );
-            place::explain(pod, "Unschedulable", message)
+            place::explain(pod, Cause::Host, message)
         }
         // Whether it falls silent shows by then.
         Some(_) => Decision::at(now + LEASE),

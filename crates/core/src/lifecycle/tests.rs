@@ -9,6 +9,8 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeSet;
 
+mod placing;
+
 /// Everything that there is, changed by the effects as the executor and the other parts would.
 #[derive(Clone)]
 struct Cluster {
@@ -94,6 +96,8 @@ impl Cluster {
             network: &self.network,
             claims: &self.claims,
             candidates: &self.candidates,
+            placed: &[],
+            namespaces: &BTreeMap::new(),
             kubernetes_version: "v1.37.2",
         };
         decide(&observed, &world, 19, self.now)
@@ -161,7 +165,8 @@ impl Cluster {
                 assert_eq!(spec.node_name, None, "bound twice");
                 spec.node_name = Some(node);
             }
-            Effect::Explain { reason, message } => {
+            Effect::Explain { cause, message } => {
+                let reason = cause.reason();
                 self.events.push(format!("{reason}: {message}"));
                 if let Some(status) = self.pod.as_mut().and_then(|p| p.status.as_mut()) {
                     status.conditions = serde_json::from_value(json!([
@@ -330,7 +335,7 @@ fn reasons_to_wait_are_said_once_and_end_by_themselves() {
             |c| c.candidates[0].status.ready = true,
         ),
         (
-            "guest runtime built for another Kubernetes version: 1",
+            "0/1 hosts are available: 1 guest runtime built for another Kubernetes version",
             |c| c.candidates[0].status.runtime_version = Some("v1.36.0".to_owned()),
             |c| c.candidates[0].status.runtime_version = Some("v1.37.9".to_owned()),
         ),

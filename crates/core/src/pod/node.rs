@@ -25,8 +25,8 @@ pub struct System {
     pub machine_id: String,
 }
 
-/// The labels of every node in a zone. Each has its host name beside them.
-pub fn labels_in(region: &str, zone: &str) -> BTreeMap<String, String> {
+/// The labels of every node on a machine. Each has its host name beside them.
+pub fn labels_on(region: &str, zone: &str, host: &str) -> BTreeMap<String, String> {
     owned(&[
         ("beta.kubernetes.io/arch", "amd64"),
         ("beta.kubernetes.io/os", "linux"),
@@ -37,12 +37,13 @@ pub fn labels_in(region: &str, zone: &str) -> BTreeMap<String, String> {
         ("topology.kubernetes.io/region", region),
         ("topology.kubernetes.io/zone", zone),
         (labels::COMPUTE_TYPE, labels::COMPUTE_TYPE_FARGATE),
+        (labels::TOPOLOGY_HOST, host),
     ])
 }
 
 /// The node of a task, Ready as of `now`.
 pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
-    let mut labels = labels_in(&task.region, &task.zone);
+    let mut labels = labels_on(&task.region, &task.zone, &task.host);
     labels.insert("kubernetes.io/hostname".to_owned(), task.hostname.clone());
     let annotations = [
         ("node.alpha.kubernetes.io/ttl", "0"),
@@ -186,7 +187,7 @@ mod tests {
             "environment": "env-1", "pod": {"namespace": "ns", "name": "p", "uid": "u"},
             "node": "fargate-ip-10-0-1-23.local-1.compute.internal",
             "hostname": "ip-10-0-1-23.local-1.compute.internal",
-            "region": "local-1", "zone": "local-1a", "providerId": "monopod:///local-1a/env-1",
+            "region": "local-1", "zone": "local-1a", "host": "host-1", "providerId": "monopod:///local-1a/env-1",
             "apiServer": "https://172.31.0.1:6443", "clusterDns": "10.100.0.10",
             "clusterDomain": "cluster.local", "kubernetesVersion": "v1.37.2",
             "cpuMillis": 250, "memoryMib": 512, "scratchBytes": 21_474_836_480_u64,

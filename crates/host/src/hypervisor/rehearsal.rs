@@ -121,6 +121,7 @@ impl Props {
             hostname: "rehearsal".to_owned(),
             region: "none".to_owned(),
             zone: "none".to_owned(),
+            host: "none".to_owned(),
             provider_id: "monopod:///none/rehearsal".to_owned(),
             api_server: "https://127.0.0.1:6443".to_owned(),
             cluster_dns: GATEWAY,

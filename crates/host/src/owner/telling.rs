@@ -69,6 +69,7 @@ impl<H: Hypervisor> State<H> {
             hostname: names::hostname(self.address, &options.region),
             region: options.region.clone(),
             zone: options.zone.clone(),
+            host: options.name.clone(),
             provider_id: format!("monopod:///{}/{}", options.zone, self.name),
             api_server: options.api_server.clone(),
             cluster_dns: options.cluster_dns,

@@ -320,6 +320,7 @@ pub(crate) fn go(environment: &str, address: Ipv4Addr) -> Go {
             hostname: monopod_api::names::hostname(address, "local-1"),
             region: "local-1".into(),
             zone: "local-1a".into(),
+            host: "host-1".into(),
             provider_id: String::new(),
             api_server: "https://100.64.0.1:6443".into(),
             cluster_dns: Ipv4Addr::new(10, 100, 0, 10),

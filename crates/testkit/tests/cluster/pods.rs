@@ -91,6 +91,7 @@ fn node(node: &Value, ip: &str) {
         ("kubernetes.io/os", "linux"),
         ("topology.kubernetes.io/region", "local-1"),
         ("topology.kubernetes.io/zone", "local-1a"),
+        ("topology.monopod.dev/host", "host-1"),
     ];
     assert_eq!(labels.len(), expected.len(), "{labels:?}");
     for (key, value) in expected {

@@ -1,6 +1,7 @@
 //! A cluster of two machines, one of which is a network namespace at a switch with this one.
 
 mod hosts;
+mod placement;
 
 use monopod_testkit::{
     Check, Cluster, Machine, Switch, kill, number, part, processes_with, run, wait,
@@ -20,6 +21,10 @@ const OFFSET: u8 = 1;
 const CHECKS: &[Check] = &[
     ("machines::a_machine_joins_once_with_its_token", joins),
     ("machines::pods_of_two_machines_are_in_one_vpc", one_vpc),
+    (
+        "machines::pods_are_placed_by_zone_and_by_what_others_allow",
+        placement::spreads,
+    ),
     ("machines::a_machine_that_restarts_keeps_its_pods", restarts),
     (
         "machines::a_machine_is_drained_removed_and_let_back_in",
@@ -69,8 +74,15 @@ fn joins(cluster: &Cluster) {
             output.err
         );
     }
-    let output = machine.join(&token);
+    // A zone of its own, where pods can be once it has a subnet.
+    let output = machine.join_with(&token, &["--zone", "local-1b"]);
     assert!(output.success, "{}{}", output.out, output.err);
+    let vpc = cluster.get("", "vpc", "default").expect("the VPC");
+    let cidr = vpc["spec"]["cidr"].as_str().expect("its addresses");
+    cluster.apply(&json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Subnet", "metadata": {"name": "private-b"},
+        "spec": {"cidr": cidr.replace(".0.0/16", ".16.0/20"), "zone": "local-1b"},
+    }));
     let host = wait("the host takes VMs", START, || {
         let host = cluster.get("", "host", SECOND).ok_or("no Host")?;
         if host["status"]["ready"] == true {
