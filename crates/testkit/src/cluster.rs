@@ -75,7 +75,7 @@ impl Cluster {
             format!("100.64.{number}.0/30"),
             format!("10.{number}.0.0/16"),
         );
-        let port = (24_000 + 10 * number).to_string();
+        let port = self.base_port().to_string();
         let registries = self.registries().display().to_string();
         let mut arguments = vec![
             "up",
@@ -186,6 +186,15 @@ impl Cluster {
 
     fn registries(&self) -> PathBuf {
         self.data().join("registries.yaml")
+    }
+
+    /// Ports on loopback of the admin servers of control and host.
+    pub fn admin_ports(&self) -> [u16; 2] {
+        [4, 6].map(|port| self.base_port() + port)
+    }
+
+    fn base_port(&self) -> u16 {
+        24_000 + 10 * u16::from(self.number)
     }
 
     /// Prefix of the cluster's network namespace and devices.

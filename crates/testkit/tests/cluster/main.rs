@@ -11,6 +11,7 @@ mod identity;
 mod lifecycle;
 mod limits;
 mod logs;
+mod metrics;
 mod pods;
 mod probes;
 mod profiles;
@@ -98,6 +99,11 @@ const CHECKS: &[Check] = &[
         doctor::doctor,
     ),
     ("trace::each_step_of_a_start_is_kept", trace::start),
+    (
+        "metrics::alerts_are_about_what_is_exported",
+        metrics::exported,
+    ),
+    ("metrics::what_happens_is_counted", metrics::counted),
     ("trace::a_pod_without_a_trace_is_told_apart", trace::nothing),
     (
         "services::addresses_lead_to_pods_as_on_any_node",

@@ -1,0 +1,116 @@
+//! What the processes export, and that the alert rules and the documentation are about that.
+
+use crate::{START, namespace, shell_pod};
+use monopod_testkit::{Cluster, wait};
+use serde_json::{Value, json};
+use std::collections::BTreeSet;
+use std::io::{Read as _, Write as _};
+use std::net::TcpStream;
+use std::time::Duration;
+
+const ALERTS: &str = include_str!("../../../../deploy/alerts.yaml");
+const DOCUMENTED: &str = include_str!("../../../../docs/metrics.md");
+
+/// What control and host export now.
+fn scrape(cluster: &Cluster) -> String {
+    let mut all = String::new();
+    for port in cluster.admin_ports() {
+        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
+        stream
+            .write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
+            .expect("it reads");
+        stream.read_to_string(&mut all).expect("it answers");
+    }
+    all
+}
+
+/// The value of a series.
+fn value(cluster: &Cluster, series: &str) -> Option<f64> {
+    let text = scrape(cluster);
+    let line = text.lines().find(|line| {
+        line.strip_prefix(series)
+            .is_some_and(|rest| rest.starts_with(' '))
+    })?;
+    line.rsplit(' ').next()?.parse().ok()
+}
+
+/// Names of metrics in a text.
+fn names(text: &str) -> BTreeSet<String> {
+    let words = text.split(|c: char| !(c == '_' || c.is_ascii_alphanumeric()));
+    words
+        .filter(|word| word.starts_with("monopod_"))
+        .map(str::to_owned)
+        .collect()
+}
+
+pub(crate) fn exported(cluster: &Cluster) {
+    namespace(cluster, "figures");
+    cluster.apply(&shell_pod("figures", "runs", "sleep 100000"));
+    cluster.wait_phase("figures", "runs", "Running", START);
+
+    let rules: Value = serde_saphyr::from_str(ALERTS).expect("YAML");
+    let rules = rules["groups"][0]["rules"].as_array().expect("rules");
+    let text = scrape(cluster);
+    for rule in rules {
+        let alert = &rule["alert"];
+        let wanted = names(rule["expr"].as_str().expect("an expression"));
+        assert!(!wanted.is_empty(), "{alert} is about nothing");
+        for name in wanted {
+            let found = text.lines().any(|line| line.starts_with(&name));
+            assert!(found, "{alert}: {name} is not exported");
+        }
+        for part in ["summary", "description", "runbook"] {
+            let said = rule["annotations"][part].as_str().unwrap_or_default();
+            assert!(!said.is_empty(), "{alert} has no {part}");
+        }
+    }
+    // Each series' family is documented, and what is documented is exported.
+    let families = text.lines().filter_map(|line| line.strip_prefix("# TYPE "));
+    let families = families.map(|line| match line.split_once(' ') {
+        Some((name, "counter")) => format!("{name}_total"),
+        Some((name, _)) => name.to_owned(),
+        None => line.to_owned(),
+    });
+    assert_eq!(families.collect::<BTreeSet<_>>(), names(DOCUMENTED));
+}
+
+pub(crate) fn counted(cluster: &Cluster) {
+    namespace(cluster, "counted");
+    let running =
+        |cluster: &Cluster| value(cluster, "monopod_control_environments{phase=\"Running\"}");
+    assert!(running(cluster) >= Some(0.0));
+    assert_eq!(value(cluster, "monopod_control_leader"), Some(1.0));
+    assert_eq!(
+        value(cluster, "monopod_control_hosts{state=\"ready\"}"),
+        Some(1.0)
+    );
+    let refusals = "monopod_control_placement_refusals_total{reason=\"affinity\"}";
+    let before = value(cluster, refusals).expect("each reason has its zero");
+    let mut lonely = shell_pod("counted", "lonely", "true");
+    lonely["spec"]["affinity"] = json!({"podAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [
+        {"topologyKey": "topology.kubernetes.io/zone", "labelSelector": {"matchLabels": {"app": "friend"}}},
+    ]}});
+    cluster.apply(&lonely);
+    let limit = Duration::from_secs(10);
+    wait("the refusal is counted, and the pod waits", limit, || {
+        let (now, waiting) = (
+            value(cluster, refusals),
+            value(cluster, "monopod_control_waiting_pods"),
+        );
+        if now > Some(before) && waiting >= Some(1.0) {
+            Ok(())
+        } else {
+            Err(format!("{now:?} after {before}, {waiting:?} wait"))
+        }
+    });
+    // It starts by itself once it is not alone.
+    let mut friend = shell_pod("counted", "friend", "sleep 100000");
+    friend["metadata"]["labels"] = json!({"app": "friend"});
+    cluster.apply(&friend);
+    cluster.wait_phase("counted", "lonely", "Succeeded", 2 * START);
+    let free = value(
+        cluster,
+        "monopod_control_subnet_free_addresses{subnet=\"private-a\"}",
+    );
+    assert!(free > Some(0.0), "{free:?}");
+}
