@@ -65,6 +65,10 @@ pub struct Settings {
     #[arg(long, default_value_t = MAX_PROFILES)]
     #[serde(default = "max_profiles")]
     pub max_profiles: usize,
+    /// Keep the API server's audit log, by this policy, in logs/audit.log
+    #[arg(long, value_name = "FILE", value_parser = existing_file)]
+    #[serde(default)]
+    pub audit_policy: Option<PathBuf>,
     /// Leave out an add-on that a new cluster starts with
     #[arg(long, value_enum)]
     #[serde(default)]
@@ -95,6 +99,10 @@ fn random_network() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0).to_le_bytes();
     u32::from_le_bytes([random[0], random[1], random[2], 0])
+}
+
+fn existing_file(text: &str) -> Result<PathBuf, String> {
+    std::fs::canonicalize(text).map_err(|error| error.to_string())
 }
 
 /// EKS's quota.

@@ -22,7 +22,7 @@ pub use process::{cpu_time, kill, processes_with};
 pub use registry::Registry;
 pub use remains::{Site, leftovers, part};
 pub use room::Room;
-pub use suite::{Check, number, run};
+pub use suite::{Check, is_whole, number, run};
 
 use std::time::{Duration, Instant};
 

@@ -14,6 +14,19 @@ pub fn number(offset: u8) -> u8 {
     first.and_then(|text| text.parse().ok()).unwrap_or(101) + offset
 }
 
+/// The words by which checks are chosen.
+fn filters() -> Vec<String> {
+    let arguments = std::env::args().skip(1);
+    arguments
+        .filter(|argument| !argument.starts_with('-'))
+        .collect()
+}
+
+/// Whether all checks of the suite are run.
+pub fn is_whole() -> bool {
+    filters().is_empty()
+}
+
 /// Brings up a cluster, runs the checks whose name contains one of the arguments, and removes the cluster.
 ///
 /// The last check gets the cluster itself, to end it. Gives whether all passed.
@@ -22,10 +35,7 @@ pub fn run(
     checks: &[Check],
     last: (&'static str, fn(Cluster)),
 ) -> bool {
-    let filters: Vec<String> = std::env::args()
-        .skip(1)
-        .filter(|argument| !argument.starts_with('-'))
-        .collect();
+    let filters = filters();
     if std::env::args().any(|argument| argument == "--list") {
         for (name, _) in checks {
             println!("{name}: test");

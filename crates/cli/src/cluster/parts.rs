@@ -159,13 +159,21 @@ fn apiserver(layout: &Layout, settings: &Settings, programs: &Programs) -> Part 
         // The Fargate contract is the gate for privileged pods; the others are their owner's business.
         "--allow-privileged=true".to_owned(),
     ];
+    let audit = settings.audit_policy.iter().flat_map(|policy| {
+        [
+            flag("audit-policy-file", policy),
+            flag("audit-log-path", &layout.log("audit")),
+            "--audit-log-maxsize=100".to_owned(),
+            "--audit-log-maxbackup=3".to_owned(),
+        ]
+    });
     Part {
         // It waits for streams of VMs that are gone; all it knows is in etcd.
         grace_seconds: 5,
         ..upstream(
             "kube-apiserver",
             programs,
-            arguments.into(),
+            arguments.into_iter().chain(audit).collect(),
             Ready::ApiServer,
         )
     }

@@ -16,6 +16,7 @@ mod pods;
 mod probes;
 mod profiles;
 mod registry;
+mod rights;
 mod services;
 mod teardown;
 mod trace;
@@ -208,11 +209,12 @@ const CHECKS: &[Check] = &[
         "lifecycle::up_again_finds_the_same_pods",
         lifecycle::up_again,
     ),
+    ("rights::none_is_without_use", rights::minimal),
 ];
 
 fn main() -> ExitCode {
     if run(
-        || Cluster::up(number(0)),
+        || Cluster::up_with(number(0), &["--audit-policy", rights::POLICY]),
         CHECKS,
         ("teardown::down_leaves_nothing_behind", teardown::down),
     ) {
