@@ -55,13 +55,13 @@ pub(crate) fn restarted(cluster: &Cluster, name: &str, before: u64) {
 
 pub(crate) fn deletion(cluster: &Cluster) {
     namespace(cluster, "grace");
-    // Ignores SIGTERM for three seconds, then ends by itself within its ten.
+    // Ignores SIGTERM for three seconds, then ends by itself within its minute.
     let mut pod = shell_pod(
         "grace",
         "slow",
         "trap 'sleep 3; echo bye; exit 0' TERM; while true; do sleep 0.2; done",
     );
-    pod["spec"]["terminationGracePeriodSeconds"] = 10.into();
+    pod["spec"]["terminationGracePeriodSeconds"] = 60.into();
     cluster.apply(&pod);
     let pod = cluster.wait_ready("grace", "slow", START);
     let environment = cluster.environment_of(&pod).expect("an environment");
@@ -73,7 +73,7 @@ pub(crate) fn deletion(cluster: &Cluster) {
         "SIGTERM was not honoured: {took:?}"
     );
     assert!(
-        took < Duration::from_secs(10),
+        took < Duration::from_secs(40),
         "its own end was not noticed: {took:?}"
     );
     gone(cluster, &environment, GONE);
@@ -90,7 +90,7 @@ pub(crate) fn deletion(cluster: &Cluster) {
     let start = Instant::now();
     cluster.kubectl(&["delete", "pod", "-n", "grace", "deaf"]);
     assert!(
-        (2..9).contains(&start.elapsed().as_secs()),
+        (2..25).contains(&start.elapsed().as_secs()),
         "{:?}",
         start.elapsed()
     );
