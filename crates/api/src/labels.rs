@@ -66,6 +66,8 @@ pub const WEBHOOK: &str = "0500-amazon-eks-fargate-mutation.amazonaws.com";
 /// The same webhook for `kube-system`, where pods are stored also while it does not answer.
 pub const WEBHOOK_OF_KUBE_SYSTEM: &str =
     "kube-system.0500-amazon-eks-fargate-mutation.amazonaws.com";
+/// Secret of `kube-system` with the authorities that sign the webhook's certificates.
+pub const WEBHOOK_AUTHORITY: &str = "monopod-webhook-authority";
 /// Who events on profiles are from.
 pub const PROFILE_REPORTER: &str = "fargate-manager";
 

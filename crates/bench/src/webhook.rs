@@ -132,12 +132,23 @@ impl Caller {
         let pki = Layout::new(site.cluster.data()).pki();
         let (certificate, key) = pki::files(&pki, "apiserver-webhook");
         let identity = [read(certificate)?, read(key)?].concat();
-        let authority = read(pki::files(&pki, "webhook-ca").0)?;
-        let authority = reqwest::Certificate::from_pem(&authority)?;
+        let webhooks: Api<MutatingWebhookConfiguration> = Api::all(site.client.clone());
+        let webhook = webhooks
+            .list(&ListParams::default())
+            .await?
+            .into_iter()
+            .flat_map(|configuration| configuration.webhooks.unwrap_or_default())
+            .next();
+        let asked = webhook.context("the cluster has no webhook")?.client_config;
+        let url = asked.url.context("the webhook has no URL")?;
+        let authority = asked
+            .ca_bundle
+            .context("the webhook has no authority yet")?;
+        let authorities = reqwest::Certificate::from_pem_bundle(&authority.0)?;
         // The whole process may use one; that another was chosen before is as good.
         let _chosen = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder()
-            .tls_certs_only([authority])
+            .tls_certs_only(authorities)
             .identity(reqwest::Identity::from_pem(&identity)?)
             .build()?;
         let review = json!({
@@ -154,14 +165,6 @@ impl Caller {
             },
         })
         .to_string();
-        let webhooks: Api<MutatingWebhookConfiguration> = Api::all(site.client.clone());
-        let url = webhooks
-            .list(&ListParams::default())
-            .await?
-            .into_iter()
-            .flat_map(|configuration| configuration.webhooks.unwrap_or_default())
-            .find_map(|webhook| webhook.client_config.url)
-            .context("the cluster has no webhook")?;
         Ok(Self {
             client,
             url,

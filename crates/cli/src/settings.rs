@@ -69,6 +69,11 @@ pub struct Settings {
     #[arg(long, value_name = "FILE", value_parser = existing_file)]
     #[serde(default)]
     pub audit_policy: Option<PathBuf>,
+    /// Longest that a certificate lasts that the cluster signs: a host's, and a node's if it is less than an hour; also
+    /// the authority of the webhook's. Each is renewed after two thirds. May be changed by another `up`
+    #[arg(long, value_name = "DURATION", default_value = "8760h", value_parser = lifetime)]
+    #[serde(default = "certificate_lifetime")]
+    pub certificate_lifetime: SignedDuration,
     /// Leave out an add-on that a new cluster starts with
     #[arg(long, value_enum)]
     #[serde(default)]
@@ -110,6 +115,20 @@ const MAX_PROFILES: usize = 10;
 
 fn max_profiles() -> usize {
     MAX_PROFILES
+}
+
+/// Upstream's default for what the controller manager signs.
+const fn certificate_lifetime() -> SignedDuration {
+    SignedDuration::from_hours(365 * 24)
+}
+
+/// Below a minute a third of it is no time for a renewal.
+fn lifetime(text: &str) -> Result<SignedDuration, String> {
+    let range = SignedDuration::from_mins(1)..=certificate_lifetime() * 10;
+    text.parse()
+        .ok()
+        .filter(|lifetime| range.contains(lifetime))
+        .ok_or_else(|| "a duration such as 720h or 90m, a minute to ten years".to_owned())
 }
 
 /// Enough for a pod after another; a burst empties any pool.

@@ -1,5 +1,5 @@
-//! Approves the certificate requests that hosts make for their nodes and invited machines for
-//! themselves, and denies all others.
+//! Approves the certificate requests that hosts make for their nodes and for themselves, and invited
+//! machines for themselves, and denies all others.
 
 use crate::index::Shared;
 use jiff::Timestamp;
@@ -9,7 +9,9 @@ use kube::api::{Patch, PatchParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use monopod_api::labels;
-use monopod_core::certificates::{Invitation, Requested, Verdict, invited, judge, judge_host};
+use monopod_core::certificates::{
+    Invitation, Requested, Verdict, invited, judge, judge_host, judge_renewal, renewing,
+};
 use monopod_ops::admin::Readiness;
 use monopod_ops::election::Leadership;
 use monopod_ops::queue::Queue;
@@ -26,7 +28,7 @@ use x509_parser::prelude::FromDer;
 
 type Pending = Arc<Mutex<BTreeMap<String, CertificateSigningRequest>>>;
 
-/// How long a request may wait for its environment to show in the index.
+/// How long a request may wait for its environment or host to show in the index.
 const PATIENCE: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_millis(200);
 
@@ -117,15 +119,24 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
     if let Some(token) = invited(&request.spec) {
         return decide_host(client, request, &requested, token).await;
     }
+    let young = request
+        .creation_timestamp()
+        .is_some_and(|t| Timestamp::now().duration_since(t.0).unsigned_abs() < PATIENCE);
+    if let Some(host) = renewing(&request.spec) {
+        let is_member = index.lock().hosts.contains_key(host);
+        if !is_member && young {
+            return false;
+        }
+        let verdict = judge_renewal(host, is_member, &request.spec, &requested);
+        let approved = ("HostItself", "requested by the host itself");
+        return answer(client, request, verdict, approved, "NotTheHostItself").await;
+    }
     let node = requested
         .common_names
         .first()
         .and_then(|cn| cn.strip_prefix("system:node:"))
         .unwrap_or_default();
     let environment = index.lock().environment_of_node(node).cloned();
-    let young = request
-        .creation_timestamp()
-        .is_some_and(|t| Timestamp::now().duration_since(t.0).unsigned_abs() < PATIENCE);
     let verdict = judge(&request.spec, &requested, environment.as_ref());
     if matches!(verdict, Verdict::Deny(_)) && environment.is_none() && young {
         return false;

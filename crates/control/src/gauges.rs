@@ -3,6 +3,7 @@
 //! Label values are closed sets, but for the names of subnets, which operators give.
 
 use crate::index::{Index, Shared};
+use crate::webhook::Served;
 use jiff::Timestamp;
 use monopod_api::environment::EnvironmentPhase;
 use monopod_core::addresses;
@@ -13,7 +14,6 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use std::collections::BTreeMap;
 use std::fmt::Debug;
-use std::path::{Path, PathBuf};
 
 /// A gauge's name, what it is, and its label's values, if it has one.
 struct Figure {
@@ -50,8 +50,7 @@ impl Figure {
 pub(crate) struct Gauges {
     pub(crate) index: Shared,
     pub(crate) leadership: Leadership,
-    /// The webhook's certificate, a PEM file.
-    pub(crate) certificate: PathBuf,
+    pub(crate) served: Served,
 }
 
 impl Debug for Gauges {
@@ -68,25 +67,18 @@ impl Collector for Gauges {
             "1 if this process acts",
             self.leadership.holds().into(),
         ));
-        // One that cannot be read has no figure: nobody takes it for one that lasts.
-        if let Some(end) = end_of(&self.certificate) {
+        // Without one there is no figure: nobody takes it for one that lasts.
+        if let Some(end) = self.served.until() {
             all.push(Figure {
                 name: "certificate_expiry_timestamp_seconds",
                 help: "Until when a certificate can be used",
                 label: Some("certificate"),
-                values: [("webhook".to_owned(), end)].into(),
+                values: [("webhook".to_owned(), end.as_second())].into(),
             });
         }
         all.iter()
             .try_for_each(|figure| figure.encode(&mut encoder))
     }
-}
-
-/// When the first certificate of a PEM file ends.
-fn end_of(path: &Path) -> Option<i64> {
-    let text = std::fs::read(path).ok()?;
-    let (_, pem) = x509_parser::pem::parse_x509_pem(&text).ok()?;
-    Some(pem.parse_x509().ok()?.validity().not_after.timestamp())
 }
 
 fn figures(index: &Index, now: Timestamp) -> Vec<Figure> {

@@ -5,6 +5,7 @@
 //! goes on from what the API server holds. Of several replicas, all serve the webhook and keep an index;
 //! the one that holds the lease acts.
 
+mod authority;
 mod certificates;
 mod credentials;
 mod execute;
@@ -22,6 +23,7 @@ mod webhook;
 pub use monopod_ops::election::Candidate;
 pub use webhook::WebhookOptions;
 
+use jiff::SignedDuration;
 use kube::{Api, Client};
 use monopod_ops::admin::Readiness;
 use monopod_ops::election;
@@ -47,6 +49,8 @@ pub struct Options {
     pub candidate: Candidate,
     /// How many Fargate profiles the cluster may have.
     pub max_profiles: usize,
+    /// How long an authority of the webhook lasts.
+    pub certificate_lifetime: SignedDuration,
 }
 
 /// Why the control process ended.
@@ -89,11 +93,20 @@ pub async fn run(
         &readiness,
         &shutdown,
     );
+    let served = webhook::Served::default();
     registry.register_collector(Box::new(gauges::Gauges {
         index: index.clone(),
         leadership: leadership.clone(),
-        certificate: options.webhook.certificate.clone(),
+        served: served.clone(),
     }));
+    let keeper = authority::Keeper {
+        client: client.clone(),
+        leadership: leadership.clone(),
+        served: served.clone(),
+        address: options.webhook.address.ip(),
+        lifetime: options.certificate_lifetime,
+    };
+    tasks.spawn(keeper.keep(readiness.clone(), shutdown.clone()));
     let reconciler = reconcile::Reconciler::new(
         client,
         index.clone(),
@@ -102,8 +115,14 @@ pub async fn run(
         leadership,
         metrics::Metrics::register(&mut registry),
     );
-    let webhook = webhook::serve(&options.webhook, index, &mut registry, shutdown.clone())
-        .map_err(ControlError::Certificates)?;
+    let webhook = webhook::serve(
+        &options.webhook,
+        served,
+        index,
+        &mut registry,
+        shutdown.clone(),
+    )
+    .map_err(ControlError::Certificates)?;
     let admin = monopod_ops::admin::serve(
         options.admin,
         readiness.clone(),

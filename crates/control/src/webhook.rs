@@ -9,6 +9,7 @@ use axum::http::StatusCode;
 use axum::routing::{get, post};
 use axum::{Json, Router};
 use axum_server::tls_rustls::RustlsConfig;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
 use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
@@ -16,15 +17,16 @@ use monopod_core::admission::{Admission, Profiles, decide, patch, warning};
 use monopod_core::irsa::{self, AccountRole};
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
+use rustls::pki_types::CertificateDer;
 use rustls::pki_types::pem::PemObject;
-use rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use rustls::server::WebPkiClientVerifier;
+use rustls::server::{ClientHello, ResolvesServerCert, WebPkiClientVerifier};
+use rustls::sign::CertifiedKey;
 use rustls::{RootCertStore, ServerConfig};
 use serde_json::Value;
 use std::future::Future;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 use tokio_util::sync::CancellationToken;
 
@@ -35,19 +37,44 @@ const MAX_BODY: usize = 4 << 20;
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(1);
 const ACCOUNT_LOOK: Duration = Duration::from_millis(5);
 
-/// Where the webhook is served, and with which certificates (PEM files).
+/// Where the webhook is served, and to whom.
 #[derive(Debug, Clone)]
 pub struct WebhookOptions {
     /// Address and port.
     pub address: SocketAddr,
-    /// Serving certificate.
-    pub certificate: PathBuf,
-    /// Its key.
-    pub key: PathBuf,
-    /// Authority of the API server's client certificate.
+    /// Authority of the API server's client certificate, a PEM file.
     pub client_ca: PathBuf,
     /// The region that pods with an IAM role are told.
     pub region: String,
+}
+
+/// The certificate that is served now, and until when it can be; none at first. Clones share it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Served(Arc<RwLock<Current>>);
+
+type Current = Option<(Arc<CertifiedKey>, Timestamp)>;
+
+impl Served {
+    /// Each connection that begins from now on is served with this one.
+    pub(crate) fn set(&self, certificate: CertifiedKey, until: Timestamp) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) =
+            Some((Arc::new(certificate), until));
+    }
+
+    /// When the one that is served now ends.
+    pub(crate) fn until(&self) -> Option<Timestamp> {
+        let served = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        served.as_ref().map(|(_, until)| *until)
+    }
+}
+
+impl ResolvesServerCert for Served {
+    fn resolve(&self, _hello: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        let served = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        served
+            .as_ref()
+            .map(|(certificate, _)| Arc::clone(certificate))
+    }
 }
 
 /// Why certificates cannot be used.
@@ -62,8 +89,8 @@ pub enum CertificateError {
         #[source]
         source: rustls::pki_types::pem::Error,
     },
-    /// The certificates do not fit together.
-    #[error("certificate, key and authority do not fit together")]
+    /// It is no authority.
+    #[error("the authority of the API server's client certificate cannot be used")]
     Tls(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -77,6 +104,7 @@ struct Context {
 /// Starts the server; the future ends when the token is cancelled or the server fails.
 pub(crate) fn serve(
     options: &WebhookOptions,
+    certificate: Served,
     index: Shared,
     registry: &mut Registry,
     shutdown: CancellationToken,
@@ -87,7 +115,7 @@ pub(crate) fn serve(
         "Time that the webhook took to answer",
         seconds.clone(),
     );
-    let tls = RustlsConfig::from_config(Arc::new(server_config(options)?));
+    let tls = RustlsConfig::from_config(Arc::new(server_config(options, certificate)?));
     let router = Router::new()
         .route("/mutate", post(mutate))
         .route("/healthz", get(|| async { "ok\n" }))
@@ -110,17 +138,17 @@ pub(crate) fn serve(
     })
 }
 
-fn server_config(options: &WebhookOptions) -> Result<ServerConfig, CertificateError> {
-    let file = |path: &PathBuf| {
-        let path = path.clone();
-        move |source| CertificateError::File { path, source }
-    };
+fn server_config(
+    options: &WebhookOptions,
+    certificate: Served,
+) -> Result<ServerConfig, CertificateError> {
     let tls = |error: Box<dyn std::error::Error + Send + Sync>| CertificateError::Tls(error);
-    let chain = CertificateDer::pem_file_iter(&options.certificate)
-        .and_then(Iterator::collect::<Result<Vec<_>, _>>)
-        .map_err(file(&options.certificate))?;
-    let key = PrivateKeyDer::from_pem_file(&options.key).map_err(file(&options.key))?;
-    let ca = CertificateDer::from_pem_file(&options.client_ca).map_err(file(&options.client_ca))?;
+    let ca = CertificateDer::from_pem_file(&options.client_ca).map_err(|source| {
+        CertificateError::File {
+            path: options.client_ca.clone(),
+            source,
+        }
+    })?;
     let mut roots = RootCertStore::empty();
     roots.add(ca).map_err(|error| tls(error.into()))?;
     let provider = Arc::new(rustls::crypto::ring::default_provider());
@@ -128,12 +156,12 @@ fn server_config(options: &WebhookOptions) -> Result<ServerConfig, CertificateEr
         WebPkiClientVerifier::builder_with_provider(Arc::new(roots), Arc::clone(&provider))
             .build()
             .map_err(|error| tls(error.into()))?;
-    ServerConfig::builder_with_provider(provider)
+    let config = ServerConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|error| tls(error.into()))?
         .with_client_cert_verifier(verifier)
-        .with_single_cert(chain, key)
-        .map_err(|error| tls(error.into()))
+        .with_cert_resolver(Arc::new(certificate));
+    Ok(config)
 }
 
 async fn mutate(

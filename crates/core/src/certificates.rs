@@ -2,7 +2,7 @@
 //!
 //! The host makes key and requests for exactly the node that an Environment names. Nobody else is
 //! given one: not another host, not a guest, not a pod, whatever the request says. A machine is given
-//! a host's certificate once, for the name that its token was made for.
+//! a host's certificate once, for the name that its token was made for, and then renews it itself.
 
 use k8s_openapi::api::certificates::v1::CertificateSigningRequestSpec;
 use monopod_api::environment::Environment;
@@ -14,7 +14,7 @@ pub const CLIENT_SIGNER: &str = "kubernetes.io/kube-apiserver-client-kubelet";
 pub const SERVING_SIGNER: &str = "kubernetes.io/kubelet-serving";
 /// Signer of the certificates of hosts.
 pub const HOST_SIGNER: &str = "kubernetes.io/kube-apiserver-client";
-/// Seconds that a node's certificate lasts.
+/// Seconds that a node's certificate lasts, unless the cluster signs for less.
 pub const LIFETIME_SECONDS: i32 = 3600;
 
 /// What the PKCS #10 request in a certificate request says.
@@ -81,6 +81,41 @@ pub fn judge_host(
     if requested.common_names != [format!("{}{host}", labels::HOST_USER_PREFIX)] {
         return deny(format!("the token is for the host {host} and no other"));
     }
+    judge_form(spec, requested)
+}
+
+/// The name of the host that asks for a host's certificate itself; none if no host asks for one.
+pub fn renewing(spec: &CertificateSigningRequestSpec) -> Option<&str> {
+    let user = spec.username.as_deref()?;
+    let groups = spec.groups.as_deref().unwrap_or_default();
+    (spec.signer_name == HOST_SIGNER && groups.iter().any(|g| g == labels::HOSTS_GROUP))
+        .then(|| user.strip_prefix(labels::HOST_USER_PREFIX))
+        .flatten()
+}
+
+/// Judges a host's request by its name, and whether the cluster has it as a host.
+pub fn judge_renewal(
+    host: &str,
+    is_member: bool,
+    spec: &CertificateSigningRequestSpec,
+    requested: &Requested,
+) -> Verdict {
+    if !is_member {
+        return Verdict::Deny(format!(
+            "there is no host {host} any more; join again with a token of `monopod host token {host}`"
+        ));
+    }
+    if requested.common_names != [format!("{}{host}", labels::HOST_USER_PREFIX)] {
+        return Verdict::Deny(format!(
+            "the host {host} may renew its own certificate only"
+        ));
+    }
+    judge_form(spec, requested)
+}
+
+/// Whether a request is for what hosts have, whoever's name it has.
+fn judge_form(spec: &CertificateSigningRequestSpec, requested: &Requested) -> Verdict {
+    let deny = |reason: String| Verdict::Deny(reason);
     if requested.organizations != [labels::HOSTS_GROUP] {
         return deny(format!(
             "the organization must be exactly {}",
@@ -353,6 +388,16 @@ mod tests {
             change(&mut spec, &mut requested);
             let verdict = judge(&spec, &requested, Some(&unused));
             assert!(matches!(verdict, Verdict::Deny(_)), "{what}: {verdict:?}");
+            let verdict = judge_renewal("host-2", true, &spec, &requested);
+            assert!(matches!(verdict, Verdict::Deny(_)), "{what}: {verdict:?}");
+        }
+        assert_eq!(
+            judge_renewal("host-2", true, &spec, &requested),
+            Verdict::Approve
+        );
+        for (host, is_member) in [("host-2", false), ("host-1", true)] {
+            let verdict = judge_renewal(host, is_member, &spec, &requested);
+            assert!(matches!(verdict, Verdict::Deny(_)), "{host}: {verdict:?}");
         }
         for token in [None, Some(&used("uid-2"))] {
             let verdict = judge(&spec, &requested, token);
@@ -372,7 +417,13 @@ mod tests {
             let (mut spec, _) = host_request();
             change(&mut spec);
             assert_eq!(invited(&spec), None, "{spec:?}");
+            assert_eq!(renewing(&spec), None, "{spec:?}");
         }
+        let (mut spec, _) = host_request();
+        spec.username = Some("monopod:host:host-2".to_owned());
+        assert_eq!(renewing(&spec), None, "a host's name alone");
+        spec.groups = Some(vec![labels::HOSTS_GROUP.to_owned()]);
+        assert_eq!(renewing(&spec), Some("host-2"));
     }
 
     #[test]

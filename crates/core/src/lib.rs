@@ -20,6 +20,7 @@ pub mod pod;
 pub mod pool;
 pub mod profiles;
 pub mod quantity;
+pub mod rotation;
 pub mod selector;
 pub mod sizing;
 #[cfg(test)]

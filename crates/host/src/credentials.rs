@@ -3,7 +3,7 @@
 //! The private key never leaves this machine but over the link to its guest. It is kept in a file that only
 //! root reads, so that a restarted host process can renew the node's lease after the pod finished.
 
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::{
     CertificateSigningRequest, CertificateSigningRequestSpec,
@@ -15,12 +15,13 @@ use kube::{Api, Client};
 use monopod_api::environment::Environment;
 use monopod_api::labels;
 use monopod_core::certificates::{CLIENT_SIGNER, LIFETIME_SECONDS, SERVING_SIGNER};
+use monopod_core::rotation::Validity;
+use monopod_ops::certificate::validity;
 use monopod_wire::Credentials;
 use rand::Rng;
 use rcgen::{CertificateParams, DistinguishedName, DnType, KeyPair, SanType};
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,18 +38,32 @@ pub(crate) struct Issued {
 
 /// Why no credentials were issued. It is tried again.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum CredentialsError {
+pub enum CredentialsError {
+    /// The request.
     #[error("a certificate request cannot be made")]
     Request(#[from] rcgen::Error),
+    /// The API server's answer.
     #[error("the API server refused the certificate request")]
     Api(#[from] kube::Error),
+    /// The watch.
     #[error("the watch on the certificate request broke")]
     Watch(#[from] kube::runtime::wait::Error),
+    /// It was denied.
     #[error("certificate request {name} was denied: {why}")]
-    Denied { name: String, why: String },
+    Denied {
+        /// The request.
+        name: String,
+        /// Why.
+        why: String,
+    },
+    /// Nobody answered.
     #[error("certificate request {name} was not answered within {PATIENCE:?}")]
-    Late { name: String },
-    #[error("the environment is not complete")]
+    Late {
+        /// The request.
+        name: String,
+    },
+    /// What is asked for, or what came, lacks something.
+    #[error("the environment or its certificate is not complete")]
     Incomplete,
 }
 
@@ -69,9 +84,7 @@ pub(crate) async fn issue(
         .parse()
         .map_err(|_invalid| CredentialsError::Incomplete)?;
     let key = KeyPair::generate()?;
-    // A third before their end, so that an API server that is away for a while does no harm.
-    let renew_at =
-        Timestamp::now() + SignedDuration::from_secs(i64::from(LIFETIME_SECONDS) * 2 / 3);
+    let now = Timestamp::now();
     let attempt: u32 = rand::rng().random();
     let request = |serving: bool| -> Result<CertificateSigningRequest, CredentialsError> {
         let mut parameters = CertificateParams::default();
@@ -114,6 +127,12 @@ pub(crate) async fn issue(
         signed(client.clone(), request(false)?),
         signed(client.clone(), request(true)?)
     )?;
+    // The cluster may sign for less than it was asked.
+    let life = |pem: &String| {
+        let (_, until) = validity(pem).ok_or(CredentialsError::Incomplete)?;
+        Ok::<_, CredentialsError>(Validity { from: now, until }.renew_at())
+    };
+    let renew_at = life(&client_certificate)?.min(life(&serving_certificate)?);
     let credentials = Credentials {
         ca: ca.to_owned(),
         key: key.serialize_pem(),
@@ -126,7 +145,8 @@ pub(crate) async fn issue(
     })
 }
 
-async fn signed(
+/// Makes a request and waits for the certificate, PEM.
+pub(crate) async fn signed(
     client: Client,
     request: CertificateSigningRequest,
 ) -> Result<String, CredentialsError> {
@@ -178,17 +198,7 @@ pub(crate) fn directory(host: &Path) -> PathBuf {
 
 /// Keeps credentials for a later host process.
 pub(crate) fn store(path: &Path, issued: &Issued) -> std::io::Result<()> {
-    use std::io::Write;
-    let partial = path.with_extension("partial");
-    let mut file = std::fs::OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(0o600)
-        .open(&partial)?;
-    file.write_all(&serde_json::to_vec(issued)?)?;
-    file.sync_all()?;
-    std::fs::rename(partial, path)
+    crate::files::replace(path, &serde_json::to_vec(issued)?)
 }
 
 /// Credentials that an earlier host process kept.

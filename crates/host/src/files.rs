@@ -26,6 +26,22 @@ pub(crate) fn names(directory: &Path) -> Result<Vec<String>> {
         .collect()
 }
 
+/// Replaces a secret file at once and whole.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
+    use std::io::Write;
+    use std::os::unix::fs::OpenOptionsExt;
+    let partial = path.with_extension("partial");
+    let mut file = std::fs::OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(&partial)?;
+    file.write_all(bytes)?;
+    file.sync_all()?;
+    std::fs::rename(partial, path)
+}
+
 /// Makes a file without a name, which takes room until nobody has it open any more. Only root may
 /// open it again.
 pub(crate) fn unnamed(directory: &Path) -> Result<File> {

@@ -12,6 +12,7 @@ mod finished;
 mod garbage;
 mod go;
 pub mod hypervisor;
+pub mod identity;
 pub mod images;
 mod lease;
 mod machine;
@@ -27,6 +28,7 @@ mod status;
 
 use hypervisor::qemu::{Qemu, QemuConfig};
 use hypervisor::{Hypervisor, HypervisorError};
+use identity::{Identity, IdentityError};
 use images::{ImageError, Store};
 use kube::Client;
 use monopod_core::image::endpoints::Registries;
@@ -48,6 +50,8 @@ pub struct Options {
     pub network: Vpc,
     /// URL of the API server, as guests reach it.
     pub api_server: String,
+    /// The same, as this machine reaches it.
+    pub own_api_server: String,
     /// The cluster's certificate authority, PEM.
     pub cluster_ca: String,
     /// Address of the cluster's DNS service.
@@ -92,6 +96,9 @@ pub enum HostError {
         #[source]
         source: std::io::Error,
     },
+    /// This host is nobody to the API server.
+    #[error("the API server cannot be asked as this host")]
+    Identity(#[from] IdentityError),
     /// VMs cannot be run.
     #[error("virtual machines cannot be run")]
     Hypervisor(#[from] HypervisorError),
@@ -136,7 +143,7 @@ pub(crate) struct Context<H> {
 
 /// Runs until the token is cancelled. VMs go on after that; the next host process adopts them.
 pub async fn run(
-    client: Client,
+    identity: Identity,
     options: Options,
     shutdown: CancellationToken,
 ) -> Result<(), HostError> {
@@ -148,6 +155,7 @@ pub async fn run(
         })?;
     }
     network::ensure(&options.network).await?;
+    let (client, renewal) = identity::client(identity, &options.name).await?;
     let config = QemuConfig {
         directory: options.directory.clone(),
         guest_image: options.guest.clone(),
@@ -188,10 +196,11 @@ pub async fn run(
     );
     let garbage = garbage::keep(Arc::clone(&context), readiness.clone(), shutdown.clone());
     let proxy = proxy::keep(Arc::clone(&context), shutdown.clone());
+    let renewal = renewal.keep(shutdown.clone());
     let server = monopod_ops::admin::serve(admin, readiness, Arc::new(registry), shutdown.clone());
     tokio::select! {
         result = server => result.map_err(HostError::Admin)?,
-        () = async { tokio::join!(registration, policy, environments, proxy, credentials, garbage); } => {}
+        () = async { tokio::join!(registration, policy, environments, proxy, credentials, garbage, renewal); } => {}
     }
     Ok(())
 }

@@ -18,7 +18,7 @@ mod suite;
 
 pub use cluster::{Cluster, Output};
 pub use machine::{Machine, Switch};
-pub use process::{cpu_time, kill, processes_with};
+pub use process::{Ended, Frozen, cpu_time, kill, processes_with};
 pub use registry::Registry;
 pub use remains::{Site, leftovers, part};
 pub use room::Room;

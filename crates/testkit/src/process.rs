@@ -1,5 +1,7 @@
 //! Processes: what they use, which there are, and their end.
 
+use rustix::process::{Pid, Signal, kill_process};
+use std::process::Child;
 use std::time::Duration;
 
 /// The kernel shows hundredths of a second, whatever its own clock is (`USER_HZ`).
@@ -43,6 +45,43 @@ pub fn processes_with(word: &str) -> usize {
 /// If there is no such process.
 #[track_caller]
 pub fn kill(pid: i32) {
-    let pid = rustix::process::Pid::from_raw(pid).expect("not zero");
-    rustix::process::kill_process(pid, rustix::process::Signal::KILL).expect("killed");
+    signal(pid, Signal::KILL);
+}
+
+/// A process of the test, which ends with it.
+#[derive(Debug)]
+pub struct Ended(pub Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        drop(self.0.kill());
+        drop(self.0.wait());
+    }
+}
+
+/// A frozen process, which goes on after the test.
+#[derive(Debug)]
+pub struct Frozen(i32);
+
+impl Frozen {
+    /// Freezes a process.
+    ///
+    /// # Panics
+    /// If there is no such process.
+    pub fn new(pid: i32) -> Self {
+        signal(pid, Signal::STOP);
+        Self(pid)
+    }
+}
+
+impl Drop for Frozen {
+    fn drop(&mut self) {
+        signal(self.0, Signal::CONT);
+    }
+}
+
+#[track_caller]
+fn signal(pid: i32, signal: Signal) {
+    let pid = Pid::from_raw(pid).expect("not zero");
+    kill_process(pid, signal).expect("it is there");
 }

@@ -1,11 +1,8 @@
 //! What is applied to the API server of an embedded cluster: definitions, rights, policies, the
 //! webhook, and the objects that a new cluster starts with.
 
-use crate::cluster::pki;
-use crate::settings::{AddOn, Layout, LocalPort, Settings};
+use crate::settings::{AddOn, LocalPort, Settings};
 use anyhow::Context;
-use base64::Engine;
-use base64::prelude::BASE64_STANDARD;
 use k8s_openapi::api::core::v1::ServiceAccount;
 use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
@@ -27,14 +24,14 @@ const FIELD_MANAGER: &str = "monopod-up";
 const ESTABLISH: Duration = Duration::from_secs(30);
 
 /// Applies everything; what a user changed in the defaults stays.
-pub async fn apply(client: &Client, layout: &Layout, settings: &Settings) -> anyhow::Result<()> {
+pub async fn apply(client: &Client, settings: &Settings) -> anyhow::Result<()> {
     for text in [CRDS, RBAC, POLICIES] {
         for object in documents(text)? {
             server_side_apply(client, &object).await?;
         }
     }
     apply_host(client, &settings.host_name).await?;
-    server_side_apply(client, &webhook(layout, settings)?).await?;
+    server_side_apply(client, &webhook(settings)?).await?;
     for object in documents(DEFAULTS)? {
         create_if_missing(client, &with_settings(object, settings)?).await?;
     }
@@ -122,16 +119,13 @@ fn with_settings(mut object: DynamicObject, settings: &Settings) -> anyhow::Resu
 
 /// Who may create pods while the webhook does not answer: only what the cluster itself is made of.
 ///
-/// Control adds for which namespaces the API server asks; until then it asks about every pod.
-fn webhook(layout: &Layout, settings: &Settings) -> anyhow::Result<DynamicObject> {
-    let ca = std::fs::read(pki::files(&layout.pki(), "webhook-ca").0)?;
+/// Control adds for which namespaces the API server asks, and whom it trusts there; until then it asks
+/// about every pod, and trusts no answer.
+fn webhook(settings: &Settings) -> anyhow::Result<DynamicObject> {
     let entry = |name: &str, operator: &str, policy: &str| {
         json!({
             "name": name,
-            "clientConfig": {
-                "url": format!("https://{}/mutate", settings.local(LocalPort::Webhook)),
-                "caBundle": BASE64_STANDARD.encode(&ca),
-            },
+            "clientConfig": {"url": format!("https://{}/mutate", settings.local(LocalPort::Webhook))},
             "failurePolicy": policy,
             "namespaceSelector": {"matchExpressions": [
                 {"key": "kubernetes.io/metadata.name", "operator": operator, "values": ["kube-system"]},

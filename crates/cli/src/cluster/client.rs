@@ -31,9 +31,14 @@ pub fn write_kubeconfigs(layout: &Layout, settings: &Settings) -> anyhow::Result
 
 fn write_kubeconfig(layout: &Layout, file: &str, server: &str, user: &str) -> anyhow::Result<()> {
     let (certificate, key) = pki::files(&layout.pki(), user);
-    let credentials = json!({
-        "client-certificate-data": encoded(&certificate)?, "client-key-data": encoded(&key)?,
-    });
+    // The host's is renewed, and read again by who has such a file.
+    let credentials = if user == HOST {
+        json!({"client-certificate": certificate, "client-key": key})
+    } else {
+        json!({
+            "client-certificate-data": encoded(&certificate)?, "client-key-data": encoded(&key)?,
+        })
+    };
     let config = kubeconfig(layout, server, user, &credentials)?;
     write(
         &layout.kubeconfig(file),

@@ -24,6 +24,7 @@ use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use monopod_api::labels;
 use monopod_core::certificates::HOST_SIGNER;
+use monopod_ops::certificate::validity;
 use rcgen::{CertificateParams, DnType, KeyPair};
 use serde::{Deserialize, Serialize};
 use std::fs;
@@ -133,7 +134,8 @@ pub async fn accept(
 ) -> anyhow::Result<()> {
     let dir = layout.pki();
     let (certificate, key_file) = pki::files(&dir, "host");
-    if certificate.exists() {
+    let kept = fs::read_to_string(&certificate).unwrap_or_default();
+    if validity(&kept).is_some_and(|(_, until)| Timestamp::now() < until) {
         return Ok(());
     }
     pki::keep_authority(&dir, &invitation.authority)?;

@@ -203,6 +203,10 @@ fn controller_manager(layout: &Layout, settings: &Settings, programs: &Programs)
         flag("root-ca-file", &ca.0),
         flag("cluster-signing-cert-file", &ca.0),
         flag("cluster-signing-key-file", &ca.1),
+        format!(
+            "--cluster-signing-duration={}s",
+            settings.certificate_lifetime.as_secs()
+        ),
         format!("--service-cluster-ip-range={}", settings.service_cidr),
         // It would approve node certificates for whoever has an administrator's rights; control approves
         // them for the environment's host alone.

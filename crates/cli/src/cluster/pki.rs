@@ -2,8 +2,8 @@
 //!
 //! Four authorities, so that no certificate opens a door that it was not made for: `ca` (users,
 //! nodes and the API server), `etcd-ca`, `front-proxy-ca` (aggregated APIs) and `webhook-ca`
-//! (the webhook, and the API server when it calls the webhook). What exists is kept, but for the
-//! API server's own certificate, as its addresses may change.
+//! (the API server when it calls the webhook). What exists is kept, but for the API server's own
+//! certificate, as its addresses may change. The webhook's own certificate is control's to make.
 
 use anyhow::Context;
 use monopod_api::labels;
@@ -133,15 +133,6 @@ fn leaves(names: &Names) -> Vec<Leaf<'static>> {
             addresses: vec![LOOPBACK],
             dns: vec!["localhost".to_owned()],
             usages: BOTH,
-        },
-        Leaf {
-            file: "webhook",
-            authority: "webhook-ca",
-            common_name: "monopod-webhook".to_owned(),
-            organization: None,
-            addresses: vec![LOOPBACK],
-            dns: vec!["localhost".to_owned()],
-            usages: SERVER,
         },
         client(
             "apiserver-etcd",

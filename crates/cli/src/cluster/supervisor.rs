@@ -132,7 +132,7 @@ impl Supervisor {
         }
         let started = self.begin("definitions");
         let admin = client::connect(&self.layout.kubeconfig("admin")).await?;
-        bootstrap::apply(&admin, &self.layout, &self.settings).await?;
+        bootstrap::apply(&admin, &self.settings).await?;
         self.done(started);
         for part in parts::controllers(&self.layout, &self.settings, &self.programs) {
             self.start(part, shutdown).await?;

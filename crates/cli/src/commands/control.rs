@@ -30,12 +30,9 @@ impl Control {
         monopod_ops::logs::init();
         let settings = layout.read_settings()?;
         let shutdown = monopod_ops::shutdown::on_signal()?;
-        let (certificate, key) = pki::files(&layout.pki(), "webhook");
         let options = Options {
             webhook: WebhookOptions {
                 address: webhook_address.unwrap_or_else(|| settings.local(LocalPort::Webhook)),
-                certificate,
-                key,
                 client_ca: pki::files(&layout.pki(), "webhook-ca").0,
                 region: settings.region.clone(),
             },
@@ -47,6 +44,7 @@ impl Control {
                 identity: identity.unwrap_or_else(|| settings.host_name.clone()),
             },
             max_profiles: settings.max_profiles,
+            certificate_lifetime: settings.certificate_lifetime,
         };
         let client = client::connect(&layout.kubeconfig("control")).await?;
         monopod_control::run(client, options, shutdown).await?;

@@ -98,10 +98,16 @@ fn settle(layout: &Layout, wanted: Settings) -> anyhow::Result<Settings> {
     } else {
         wanted.max_profiles
     };
+    let certificate_lifetime = if wanted.certificate_lifetime == defaults.certificate_lifetime {
+        stored.certificate_lifetime
+    } else {
+        wanted.certificate_lifetime
+    };
     // What no flag says is as it was.
     let settled = |settings: &Settings| Settings {
         host: host.clone(),
         max_profiles,
+        certificate_lifetime,
         network: stored.network,
         joined: stored.joined,
         ..settings.clone()

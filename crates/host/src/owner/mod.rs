@@ -280,7 +280,7 @@ impl<H: Hypervisor> State<H> {
                 tasks.spawn(lease::keep(
                     self.issued.subscribe(),
                     self.environment.spec.node.clone(),
-                    self.context.options.api_server.clone(),
+                    self.context.options.own_api_server.clone(),
                 ));
                 self.answer_for_logs(&mut tasks, &sender);
             }
@@ -402,7 +402,7 @@ async fn next(events: &mut Option<Events>) -> Option<VmEvent> {
     }
 }
 
-fn until(time: Timestamp) -> Duration {
+pub(crate) fn until(time: Timestamp) -> Duration {
     time.duration_since(Timestamp::now())
         .try_into()
         .unwrap_or_default()

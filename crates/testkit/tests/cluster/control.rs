@@ -2,44 +2,11 @@
 
 use crate::lifecycle::part;
 use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, wait};
-use rustix::process::{Pid, Signal, kill_process};
-use std::process::Child;
+use monopod_testkit::{Cluster, Ended, Frozen, kill, wait};
 use std::time::Duration;
 
 /// What is promised: the loss of the one that acts is covered within this time.
 const COVERED: Duration = Duration::from_secs(15);
-
-/// A process of the test, which ends with it.
-struct Ended(Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        drop(self.0.kill());
-        drop(self.0.wait());
-    }
-}
-
-/// A frozen process, which goes on after the test.
-struct Frozen(i32);
-
-impl Frozen {
-    fn new(pid: i32) -> Self {
-        signal(pid, Signal::STOP);
-        Self(pid)
-    }
-}
-
-impl Drop for Frozen {
-    fn drop(&mut self) {
-        signal(self.0, Signal::CONT);
-    }
-}
-
-fn signal(pid: i32, signal: Signal) {
-    let pid = Pid::from_raw(pid).expect("not zero");
-    kill_process(pid, signal).expect("it is there");
-}
 
 fn holder(cluster: &Cluster) -> String {
     let lease = cluster.get("kube-system", "lease", "monopod-control");

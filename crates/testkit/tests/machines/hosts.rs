@@ -130,7 +130,8 @@ pub(crate) fn drained(cluster: &Cluster) {
         cluster.get("", "host", SECOND).is_none(),
         "it does not come back by itself"
     );
-    cluster.token(SECOND);
+    let back = machine.join(&cluster.token(SECOND));
+    assert!(back.success, "{}{}", back.out, back.err);
     takes_vms(cluster);
     cluster.kubectl(&["delete", "deployment,pdb", "moves"]);
 }
@@ -163,8 +164,8 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     available(cluster, "survives", "host-1", 1);
     is_out(cluster);
 
-    cluster.token(SECOND);
-    let up = machine.monopod(&["up"]);
+    // With a certificate that may have ended meanwhile.
+    let up = machine.join(&cluster.token(SECOND));
     assert!(up.success, "{}{}", up.out, up.err);
     takes_vms(cluster);
     wait("nothing is left of what it had", START, || {

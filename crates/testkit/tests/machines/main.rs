@@ -1,5 +1,6 @@
 //! A cluster of two machines, one of which is a network namespace at a switch with this one.
 
+mod certificates;
 mod hosts;
 mod placement;
 
@@ -25,6 +26,10 @@ const CHECKS: &[Check] = &[
         "machines::pods_are_placed_by_zone_and_by_what_others_allow",
         placement::spreads,
     ),
+    (
+        "machines::certificates_rotate_under_running_pods",
+        certificates::rotate,
+    ),
     ("machines::a_machine_that_restarts_keeps_its_pods", restarts),
     (
         "machines::a_machine_is_drained_removed_and_let_back_in",
@@ -45,7 +50,14 @@ fn main() -> ExitCode {
     let up = || {
         Cluster::up_with(
             number(OFFSET),
-            &["--underlay", &address, "--disable", "coredns"],
+            &[
+                "--underlay",
+                &address,
+                "--disable",
+                "coredns",
+                "--certificate-lifetime",
+                &format!("{}s", certificates::LIFETIME.as_secs()),
+            ],
         )
     };
     let last = (

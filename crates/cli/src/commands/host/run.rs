@@ -1,8 +1,10 @@
 //! `monopod host run`: the host process.
 
-use crate::cluster::{client, pki, supervisor};
+use crate::cluster::parts::HOST;
+use crate::cluster::{pki, supervisor};
 use crate::settings::{Layout, LocalPort};
 use clap::Args;
+use monopod_host::identity::Identity;
 use monopod_host::proxy::ProxyOptions;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,6 +28,7 @@ impl Run {
         let options = monopod_host::Options {
             network: supervisor::network(&settings),
             api_server: settings.api_url(),
+            own_api_server: settings.server(),
             cluster_ca: std::fs::read_to_string(pki::files(&layout.pki(), "ca").0)?,
             cluster_dns: settings.cluster_dns(),
             cluster_domain: settings.cluster_domain.clone(),
@@ -46,8 +49,13 @@ impl Run {
             registries: settings.host.read_registries()?,
             image_limits: settings.host.limits(),
         };
-        let client = client::connect(&layout.kubeconfig("host")).await?;
-        monopod_host::run(client, options, shutdown).await?;
+        let (certificate, key) = pki::files(&layout.pki(), HOST);
+        let identity = Identity {
+            kubeconfig: layout.kubeconfig(HOST),
+            certificate,
+            key,
+        };
+        monopod_host::run(identity, options, shutdown).await?;
         Ok(ExitCode::SUCCESS)
     }
 }
