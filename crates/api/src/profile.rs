@@ -104,6 +104,15 @@ pub struct Allowances {
     /// Whether containers may say `allowPrivilegeEscalation: true`, that is name what they do by default.
     #[serde(default)]
     pub privilege_escalation: bool,
+    /// Whether containers may be `privileged`: every capability, and all of the guest kernel's files, to write.
+    /// Devices of the VM stay closed. Such a pod may take over its guest, and with it its node's identity.
+    #[serde(default)]
+    pub privileged: bool,
+    /// Whether pods may say `hostNetwork`, `hostPID` and `hostIPC`. The host is the VM as its pod sees it: the
+    /// interface that the pod has anyway, one PID namespace for its containers, and the pod's own IPC. The
+    /// platform's processes and networks are in none of them.
+    #[serde(default)]
+    pub host_namespaces: bool,
 }
 
 /// Matches pods of some namespaces that have all the given labels.

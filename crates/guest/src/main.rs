@@ -5,6 +5,7 @@
 //! * `node`: in the network namespace `node`; the reduced kubelet.
 //! * `stand-in`: the API server of a rehearsal, before the VM is anybody's.
 //! * `container`: one short-lived or waiting child per container, in which libcontainer runs.
+//! * `pause`: keeps a PID namespace that the containers of a pod share.
 
 mod container;
 mod internal;
@@ -35,6 +36,10 @@ enum Part {
     StandIn,
     /// Runs one container, told on standard input
     Container,
+    /// Makes a PID namespace that containers share
+    Pause,
+    /// First process of that namespace
+    PauseFirst,
 }
 
 fn main() -> anyhow::Result<()> {
@@ -50,5 +55,7 @@ fn main() -> anyhow::Result<()> {
         Part::Node => node::main(),
         Part::StandIn => stand_in::main(),
         Part::Container => container::main(),
+        Part::Pause => container::pause(),
+        Part::PauseFirst => container::pause_first(),
     }
 }

@@ -87,7 +87,11 @@ pub fn violations(pod: &Pod, claims: &Claims, allow: &Allowances) -> Vec<String>
     let daemon = admission::is_of_daemon_set(pod);
     let flag = |found: bool, part: &str| found.then(|| part.to_owned());
     [
-        part("fields not supported: ", &host_namespaces(spec), ", "),
+        part(
+            "fields not supported: ",
+            &host_namespaces(spec, allow),
+            ", ",
+        ),
         part(
             "invalid SecurityContext fields: ",
             &security(&containers, allow),
@@ -99,7 +103,10 @@ pub fn violations(pod: &Pod, claims: &Claims, allow: &Allowances) -> Vec<String>
             "volumeDevices not supported",
         ),
         flag(
-            containers.iter().flat_map(|c| c.ports).any(is_of_the_host),
+            containers
+                .iter()
+                .flat_map(|c| c.ports)
+                .any(|port| is_of_the_host(port, spec, allow)),
             "port contains HostIP or HostPort",
         ),
         part(
@@ -151,7 +158,10 @@ fn part(prefix: &str, found: &[String], separator: &str) -> Option<String> {
     (!found.is_empty()).then(|| format!("{prefix}{}", found.join(separator)))
 }
 
-fn host_namespaces(spec: &PodSpec) -> Vec<String> {
+fn host_namespaces(spec: &PodSpec, allow: &Allowances) -> Vec<String> {
+    if allow.host_namespaces {
+        return Vec::new();
+    }
     [
         ("HostNetwork", spec.host_network),
         ("HostPID", spec.host_pid),
@@ -191,7 +201,7 @@ fn security(containers: &[Parts<'_>], allow: &Allowances) -> Vec<String> {
 
 fn refused_context(context: &SecurityContext, allow: &Allowances) -> Vec<Refused> {
     let mut found = Vec::new();
-    if context.privileged == Some(true) {
+    if context.privileged == Some(true) && !allow.privileged {
         found.push(Refused::Privileged);
     }
     if context.allow_privilege_escalation == Some(true) && !allow.privilege_escalation {
@@ -219,8 +229,13 @@ fn refused_context(context: &SecurityContext, allow: &Allowances) -> Vec<Refused
     found
 }
 
-fn is_of_the_host(port: &ContainerPort) -> bool {
-    port.host_port.unwrap_or(0) != 0 || port.host_ip.as_ref().is_some_and(|ip| !ip.is_empty())
+/// The API server gives each port of a pod on its host's network its own number as host port.
+fn is_of_the_host(port: &ContainerPort, spec: &PodSpec, allow: &Allowances) -> bool {
+    let is_own = allow.host_namespaces
+        && spec.host_network == Some(true)
+        && port.host_port == Some(port.container_port);
+    let is_other = port.host_port.unwrap_or(0) != 0 && !is_own;
+    is_other || port.host_ip.as_ref().is_some_and(|ip| !ip.is_empty())
 }
 
 /// Names of resources that no VM has, such as GPUs and huge pages, each once.

@@ -257,6 +257,28 @@ fn a_profile_opens_what_it_names_and_nothing_else() {
         ""
     );
     assert_ne!(check(&escalating, &all), "");
+
+    let privileged = with(&json!({"privileged": true}));
+    assert_eq!(check(&privileged, &allow(json!({"privileged": true}))), "");
+    assert_ne!(check(&privileged, &all), "");
+    let hosts = |port: Value| {
+        json!({
+            "hostNetwork": true, "hostPID": true, "hostIPC": true,
+            "containers": [{"name": "c", "ports": [port]}],
+        })
+    };
+    let namespaces = allow(json!({"hostNamespaces": true}));
+    let own = json!({"containerPort": 80, "hostPort": 80});
+    assert_eq!(check(&hosts(own.clone()), &namespaces), "");
+    let refused = "port contains HostIP or HostPort";
+    for other in [
+        json!({"containerPort": 80, "hostPort": 81}),
+        json!({"containerPort": 80, "hostPort": 80, "hostIP": "127.0.0.1"}),
+    ] {
+        assert_eq!(check(&hosts(other), &namespaces), refused);
+    }
+    let without = json!({"containers": [{"name": "c", "ports": [own]}]});
+    assert_eq!(check(&without, &namespaces), refused);
 }
 
 #[test]
@@ -309,10 +331,10 @@ proptest! {
 
     /// What a profile allows is never refused more, and without it nothing more is let in.
     #[test]
-    fn allowances_only_open(containers in prop::collection::vec(any_container(), 0..4), privilege_escalation: bool, all: bool) {
+    fn allowances_only_open(containers in prop::collection::vec(any_container(), 0..4), privilege_escalation: bool, all: bool, privileged: bool, host_namespaces: bool) {
         let added_capabilities = if all { vec!["ALL".to_owned()] } else { Vec::new() };
-        let allow = Allowances { added_capabilities, privilege_escalation };
-        let spec = json!({ "containers": containers });
+        let allow = Allowances { added_capabilities, privilege_escalation, privileged, host_namespaces };
+        let spec = json!({ "hostNetwork": host_namespaces, "containers": containers });
         let (strict, open) = (check(&spec, &Allowances::default()), check(&spec, &allow));
         prop_assert!(open.len() <= strict.len(), "{strict:?} became {open:?}");
         prop_assert!(allow != Allowances::default() || strict == open);

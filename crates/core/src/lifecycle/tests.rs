@@ -425,13 +425,13 @@ fn what_the_runtime_cannot_do_is_refused_before_a_vm_starts() {
         .as_mut()
         .and_then(|p| p.spec.as_mut())
         .expect("there");
-    spec.share_process_namespace = Some(true);
+    spec.host_users = Some(false);
     cluster.step();
     assert!(cluster.environment.is_none());
     assert_eq!(
         cluster.events,
         [
-            "POD_UNSUPPORTED_ON_FARGATE: Pod not supported on Fargate: fields not supported by this version of the runtime: spec.shareProcessNamespace"
+            "POD_UNSUPPORTED_ON_FARGATE: Pod not supported on Fargate: fields not supported by this version of the runtime: spec.hostUsers"
         ]
     );
 }

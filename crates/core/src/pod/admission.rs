@@ -1,6 +1,7 @@
 //! Which pod the node runs, and what it cannot run.
 
 use k8s_openapi::api::core::v1::{Container, Pod, PodSpec, Probe, Volume};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use monopod_api::{labels, messages};
 use monopod_wire::PodIdentity;
 
@@ -72,6 +73,26 @@ pub fn admit(own: &PodIdentity, pod: &Pod) -> Result<(), Refusal> {
     }
 }
 
+/// The handler of the runtime classes that a VM serves: what containerd calls its ordinary runtime, so that
+/// classes made for other nodes serve here as well.
+const HANDLER: &str = "runc";
+
+/// Decides whether the node runs a pod of a runtime class. The class may have been deleted since the pod
+/// was made.
+pub fn admit_class(name: &str, class: Option<&RuntimeClass>) -> Result<(), Refusal> {
+    let field = "spec.runtimeClassName";
+    match class {
+        Some(class) if class.handler == HANDLER => Ok(()),
+        Some(class) => Err(Refusal::new(&format!(
+            "{field}: {name} has the handler {}, and a microVM serves {HANDLER} alone; use a class with that handler, or none",
+            class.handler
+        ))),
+        None => Err(Refusal::new(&format!(
+            "{field}: there is no runtime class {name}; use another, or none"
+        ))),
+    }
+}
+
 /// The fields of a pod that the runtime cannot honour, each by its path. Empty for most pods.
 pub fn unsupported(pod: &Pod) -> Vec<String> {
     let mut found = Vec::new();
@@ -100,6 +121,9 @@ pub fn unsupported_changes(before: &Pod, after: &Pod) -> Vec<String> {
     let (Some(before), Some(after)) = (&before.spec, &after.spec) else {
         return found;
     };
+    if before.resources != after.resources {
+        found.push("spec.resources".to_owned());
+    }
     let ephemeral = |spec: &PodSpec| spec.ephemeral_containers.as_ref().map_or(0, Vec::len);
     if ephemeral(after) > ephemeral(before) {
         found.push("spec.ephemeralContainers".to_owned());
@@ -136,14 +160,7 @@ pub fn unsupported_changes(before: &Pod, after: &Pod) -> Vec<String> {
 fn of_pod(spec: &PodSpec, found: &mut Vec<String>) {
     let context = spec.security_context.as_ref();
     let rows = [
-        (spec.host_network == Some(true), "spec.hostNetwork"),
-        (spec.host_pid == Some(true), "spec.hostPID"),
-        (spec.host_ipc == Some(true), "spec.hostIPC"),
         (spec.host_users == Some(false), "spec.hostUsers"),
-        (
-            spec.share_process_namespace == Some(true),
-            "spec.shareProcessNamespace",
-        ),
         (
             is_some_list(spec.ephemeral_containers.as_ref()),
             "spec.ephemeralContainers",
@@ -152,8 +169,6 @@ fn of_pod(spec: &PodSpec, found: &mut Vec<String>) {
             is_some_list(spec.resource_claims.as_ref()),
             "spec.resourceClaims",
         ),
-        (spec.runtime_class_name.is_some(), "spec.runtimeClassName"),
-        (spec.resources.is_some(), "spec.resources"),
         (
             spec.os.as_ref().is_some_and(|os| os.name != "linux"),
             "spec.os",
@@ -179,6 +194,21 @@ fn of_pod(spec: &PodSpec, found: &mut Vec<String>) {
             "spec.securityContext.appArmorProfile",
         ),
     ];
+    let own = spec.resources.iter().flat_map(|r| {
+        let kinds = [("limits", &r.limits), ("requests", &r.requests)];
+        let names = |(kind, list): (_, &Option<std::collections::BTreeMap<String, _>>)| {
+            let names: Vec<_> = list
+                .iter()
+                .flatten()
+                .map(|(name, _)| name.clone())
+                .collect();
+            names.into_iter().map(move |name| (kind, name))
+        };
+        kinds.into_iter().flat_map(names)
+    });
+    for (kind, name) in own.filter(|(_, name)| !["cpu", "memory"].contains(&name.as_str())) {
+        found.push(format!("spec.resources.{kind}.{name}"));
+    }
     for sysctl in context.iter().flat_map(|c| c.sysctls.iter().flatten()) {
         if !SAFE_SYSCTLS.contains(&sysctl.name.replace('/', ".").as_str()) {
             found.push(format!("spec.securityContext.sysctls[{}]", sysctl.name));
@@ -251,10 +281,6 @@ fn of_container(container: &Container, init: bool, found: &mut Vec<String>) {
             "securityContext.seLinuxOptions",
         ),
         (
-            context.and_then(|c| c.privileged) == Some(true),
-            "securityContext.privileged",
-        ),
-        (
             context
                 .and_then(|c| c.seccomp_profile.as_ref())
                 .is_some_and(|p| p.type_ == "Localhost"),
@@ -312,11 +338,10 @@ fn of_container(container: &Container, init: bool, found: &mut Vec<String>) {
             "volumeMounts.mountPropagation",
         ),
         (
-            container
-                .ports
-                .iter()
-                .flatten()
-                .any(|p| p.host_port.is_some_and(|port| port != 0)),
+            container.ports.iter().flatten().any(|p| {
+                let port = p.host_port.filter(|port| *port != 0);
+                port.is_some_and(|port| port != p.container_port)
+            }),
             "ports.hostPort",
         ),
     ];
@@ -413,11 +438,37 @@ mod tests {
     }
 
     #[test]
+    fn a_runtime_class_is_one_that_the_vm_serves() {
+        let class = |handler: &str| RuntimeClass {
+            handler: handler.to_owned(),
+            ..Default::default()
+        };
+        assert_eq!(admit_class("plain", Some(&class("runc"))), Ok(()));
+        let refused = [
+            (
+                admit_class("sandbox", Some(&class("runsc"))),
+                "sandbox has the handler runsc",
+            ),
+            (admit_class("gone", None), "there is no runtime class gone"),
+        ];
+        for (verdict, words) in refused {
+            let refusal = verdict.unwrap_err();
+            assert_eq!(refusal.reason, "UnsupportedPodSpec");
+            assert!(
+                refusal.message.contains("spec.runtimeClassName: ")
+                    && refusal.message.contains(words),
+                "{}",
+                refusal.message
+            );
+        }
+    }
+
+    #[test]
     fn what_is_not_supported_is_named() {
         let named = |spec| unsupported(&pod(spec));
         assert_eq!(
-            named(json!({"hostNetwork": true, "shareProcessNamespace": true})),
-            ["spec.hostNetwork", "spec.shareProcessNamespace"]
+            named(json!({"hostUsers": false, "resources": {"limits": {"hugepages-2Mi": "4Mi"}}})),
+            ["spec.resources.limits.hugepages-2Mi", "spec.hostUsers"]
         );
         assert_eq!(
             named(json!({"volumes": [{"name": "v", "hostPath": {"path": "/"}}]})),
@@ -430,8 +481,10 @@ mod tests {
             ["spec.volumes[v].projected.sources"]
         );
         assert_eq!(
-            named(json!({"containers": [{"name": "c", "securityContext": {"privileged": true}}]})),
-            ["spec.containers[c].securityContext.privileged"]
+            named(
+                json!({"containers": [{"name": "c", "securityContext": {"procMount": "Unmasked"}}]})
+            ),
+            ["spec.containers[c].securityContext.procMount"]
         );
         assert_eq!(
             named(json!({

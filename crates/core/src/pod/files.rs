@@ -24,6 +24,11 @@ pub struct Dns {
 pub fn hostname(pod: &Pod, domain: &str) -> (String, Option<String>) {
     let spec = pod.spec.as_ref();
     let chosen = |value: Option<&String>| value.filter(|text| !text.is_empty()).cloned();
+    if spec.is_some_and(on_hosts_network)
+        && let Some(node) = chosen(spec.and_then(|spec| spec.node_name.as_ref()))
+    {
+        return (node, None);
+    }
     if let Some(name) = chosen(spec.and_then(|spec| spec.hostname_override.as_ref())) {
         return (name, None);
     }
@@ -43,6 +48,11 @@ pub fn hostname(pod: &Pod, domain: &str) -> (String, Option<String>) {
         Some(full) if as_full => (full.clone(), Some(full)),
         full => (name, full),
     }
+}
+
+/// Whether a pod is named as its node is. Their address is the same for every pod.
+fn on_hosts_network(spec: &PodSpec) -> bool {
+    spec.host_network == Some(true)
 }
 
 /// Text of `/etc/hosts`.
@@ -81,7 +91,12 @@ pub fn resolv_conf(pod: &Pod, dns: &Dns) -> String {
     let empty = PodSpec::default();
     let spec = pod.spec.as_ref().unwrap_or(&empty);
     let namespace = pod.metadata.namespace.as_deref().unwrap_or_default();
-    let (mut servers, mut searches, mut options) = match spec.dns_policy.as_deref() {
+    let policy = match spec.dns_policy.as_deref() {
+        // What the API says of pods on their host's network.
+        None | Some("ClusterFirst") if on_hosts_network(spec) => Some("Default"),
+        policy => policy,
+    };
+    let (mut servers, mut searches, mut options) = match policy {
         // The node itself resolves no names, so there is nothing that `Default` could inherit.
         Some("None" | "Default") => (Vec::new(), Vec::new(), Vec::new()),
         _ => (
@@ -184,5 +199,27 @@ mod tests {
             prop_assert!(!host.is_empty() && host.len() <= MAX_HOSTNAME);
             prop_assert!(name.starts_with(&host) && !host.ends_with(['-', '.']));
         }
+    }
+
+    #[test]
+    fn a_pod_on_its_hosts_network_is_named_as_the_node_and_asks_no_cluster_dns() {
+        let pod = |policy: &str| -> Pod {
+            serde_json::from_value(serde_json::json!({
+                "metadata": {"name": "p", "namespace": "ns"},
+                "spec": {"hostNetwork": true, "dnsPolicy": policy, "nodeName": "the-node", "containers": []},
+            }))
+            .unwrap()
+        };
+        let dns = Dns {
+            server: Ipv4Addr::new(10, 96, 0, 10),
+            domain: "cluster.local".to_owned(),
+        };
+        assert_eq!(hostname(&pod("Default"), &dns.domain).0, "the-node");
+        assert_eq!(resolv_conf(&pod("ClusterFirst"), &dns), "");
+        let with_cluster = resolv_conf(&pod("ClusterFirstWithHostNet"), &dns);
+        assert!(
+            with_cluster.contains("nameserver 10.96.0.10"),
+            "{with_cluster}"
+        );
     }
 }

@@ -10,6 +10,7 @@
 //! * [`log`]: lines of log files and questions to them
 //! * [`probe`]: when a probe has decided
 //! * [`node`]: the `Node` object
+//! * [`resources`]: what containers and the pod may use
 
 pub mod admission;
 pub mod command;
@@ -21,9 +22,17 @@ pub mod lifecycle;
 pub mod log;
 pub mod node;
 pub mod probe;
+pub mod resources;
 pub mod status;
 
-use k8s_openapi::api::core::v1::{Container, Pod};
+use k8s_openapi::api::core::v1::{Container, Pod, PodSpec};
+
+/// Whether all containers of a pod are in one PID namespace. It is as much of the VM's as a pod gets: the
+/// node's own processes are in none of a pod's.
+pub fn shares_processes(pod: &Pod) -> bool {
+    let asks = |spec: &PodSpec| [spec.share_process_namespace, spec.host_pid].contains(&Some(true));
+    pod.spec.as_ref().is_some_and(asks)
+}
 
 /// A container or init container of the spec by name.
 pub fn container_spec<'a>(pod: &'a Pod, name: &str) -> Option<&'a Container> {

@@ -19,7 +19,9 @@
 
 mod child;
 mod devices;
+mod group;
 mod handle;
+mod pause;
 mod spec;
 
 use serde::{Deserialize, Serialize};
@@ -27,8 +29,10 @@ use std::path::PathBuf;
 
 pub(crate) use child::main;
 pub(crate) use devices::restrict;
+pub(crate) use group::limit;
 pub(crate) use handle::{Handle, HandleError, descriptor_path, receive_console};
-pub(crate) use spec::{Limits, Mount, Plan, capabilities};
+pub(crate) use pause::{SHARED_PIDS, pause, pause_first, share_pids};
+pub(crate) use spec::{Mount, Plan, Privileges, capabilities};
 
 /// Where libcontainer keeps its own files, and the cgroup in which containers are.
 pub(crate) const STATE_ROOT: &str = "/run/monopod/containers";

@@ -4,6 +4,7 @@
 //! `Unconfined` are the same here; what keeps a pod from its neighbours is its VM.
 
 use monopod_core::pod::identity::Identity;
+use monopod_core::pod::resources::Limits;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -92,9 +93,6 @@ const READ_ONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
-/// cgroup v2's period; the kernel's default.
-const CPU_PERIOD: u64 = 100_000;
-
 /// A directory or file of the VM that the container sees.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Mount {
@@ -106,15 +104,15 @@ pub(crate) struct Mount {
     pub(crate) read_only: bool,
 }
 
-/// What a container may use at most.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Limits {
-    /// Thousandths of a CPU.
-    pub(crate) cpu_millis: Option<u64>,
-    /// Requested thousandths of a CPU, its share if they are scarce.
-    pub(crate) cpu_share_millis: Option<u64>,
-    /// Bytes of memory.
-    pub(crate) memory_bytes: Option<u64>,
+/// What a container's processes may become, and see of the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Privileges {
+    /// Set-user-id programs gain nothing.
+    NoNew,
+    /// What containers have.
+    Usual,
+    /// Nothing of the kernel is kept from it but devices.
+    All,
 }
 
 /// Everything that a container is made from.
@@ -136,14 +134,16 @@ pub(crate) struct Plan {
     pub(crate) identity: Identity,
     /// Capabilities, without `CAP_`.
     pub(crate) capabilities: BTreeSet<String>,
-    /// Whether set-user-id programs gain nothing.
-    pub(crate) no_new_privileges: bool,
+    /// What its processes may become, and see of the kernel.
+    pub(crate) privileges: Privileges,
     /// Host name.
     pub(crate) hostname: String,
     /// Path of the network namespace.
     pub(crate) network: PathBuf,
     /// Path of the pod's IPC namespace.
     pub(crate) ipc: PathBuf,
+    /// Path of the pod's PID namespace; none if the container has one of its own.
+    pub(crate) pids: Option<PathBuf>,
     /// Path of the cgroup below the hierarchy's root.
     pub(crate) cgroup: String,
     /// Limits.
@@ -183,6 +183,17 @@ pub(crate) fn capabilities(add: &[String], drop: &[String]) -> BTreeSet<String> 
 impl Plan {
     /// The `config.json` of the container's bundle.
     pub(crate) fn config(&self) -> Value {
+        let pids = match &self.pids {
+            Some(path) => json!({"type": "pid", "path": path}),
+            None => json!({"type": "pid"}),
+        };
+        let unless_privileged = |paths: &'static [&'static str]| {
+            if self.privileges == Privileges::All {
+                &[][..]
+            } else {
+                paths
+            }
+        };
         json!({
             "ociVersion": "1.2.0",
             "process": self.process(),
@@ -192,7 +203,7 @@ impl Plan {
             "linux": {
                 "cgroupsPath": self.cgroup,
                 "namespaces": [
-                    {"type": "pid"},
+                    pids,
                     {"type": "mount"},
                     {"type": "uts"},
                     {"type": "cgroup"},
@@ -201,8 +212,8 @@ impl Plan {
                 ],
                 "resources": self.resources(),
                 "sysctl": self.sysctls,
-                "maskedPaths": MASKED,
-                "readonlyPaths": READ_ONLY,
+                "maskedPaths": unless_privileged(&MASKED),
+                "readonlyPaths": unless_privileged(&READ_ONLY),
             },
         })
     }
@@ -234,13 +245,17 @@ impl Plan {
             "capabilities": {"bounding": granted, "effective": granted, "permitted": granted},
             "rlimits": [limit("RLIMIT_NOFILE"), limit("RLIMIT_NPROC")],
         });
-        if self.no_new_privileges {
+        if self.privileges == Privileges::NoNew {
             process["noNewPrivileges"] = json!(true);
         }
         process
     }
 
     fn mount_list(&self) -> Vec<Value> {
+        let access = match self.privileges {
+            Privileges::All => "rw",
+            Privileges::NoNew | Privileges::Usual => "ro",
+        };
         let mount = |destination: &str, kind: &str, source: &str, options: &[&str]| json!({"destination": destination, "type": kind, "source": source, "options": options});
         let mut list = vec![
             mount("/proc", "proc", "proc", &["nosuid", "noexec", "nodev"]),
@@ -273,13 +288,13 @@ impl Plan {
                 "/sys",
                 "sysfs",
                 "sysfs",
-                &["nosuid", "noexec", "nodev", "ro"],
+                &["nosuid", "noexec", "nodev", access],
             ),
             mount(
                 "/sys/fs/cgroup",
                 "cgroup",
                 "cgroup",
-                &["nosuid", "noexec", "nodev", "relatime", "ro"],
+                &["nosuid", "noexec", "nodev", "relatime", access],
             ),
             json!({
                 "destination": "/dev/shm", "type": "bind", "source": self.shared_memory,
@@ -303,12 +318,12 @@ impl Plan {
         // Memory that runs out ends the whole container, as under a kubelet, never half of it.
         let mut resources = json!({"unified": {"memory.oom.group": "1"}});
         let mut cpu = json!({});
-        if let Some(millis) = self.limits.cpu_millis {
-            cpu["quota"] = json!((millis * CPU_PERIOD / 1000).max(1000));
-            cpu["period"] = json!(CPU_PERIOD);
+        if let Some(quota) = self.limits.quota() {
+            cpu["quota"] = json!(quota);
+            cpu["period"] = json!(Limits::period());
         }
-        if let Some(millis) = self.limits.cpu_share_millis {
-            cpu["shares"] = json!((millis * 1024 / 1000).clamp(2, 262_144));
+        if let Some(shares) = self.limits.shares() {
+            cpu["shares"] = json!(shares);
         }
         if cpu != json!({}) {
             resources["cpu"] = cpu;
@@ -338,10 +353,11 @@ mod tests {
                 groups: vec![102, 200],
             },
             capabilities: capabilities(&[], &["all".to_owned()]),
-            no_new_privileges: true,
+            privileges: Privileges::NoNew,
             hostname: "p".to_owned(),
             network: "/run/netns/workload".into(),
             ipc: "/run/ns/ipc".into(),
+            pids: None,
             cgroup: "/pod/c-0".to_owned(),
             limits: Limits {
                 cpu_millis: Some(250),
@@ -403,6 +419,28 @@ mod tests {
             .map(|mount| mount.destination().display().to_string())
             .collect();
         assert!(destinations.ends_with(&["/data".to_owned(), "/data/deep".to_owned()]));
+    }
+
+    #[test]
+    fn a_privileged_container_sees_the_kernel_and_a_sharing_one_its_pods_processes() {
+        let text = |plan: Plan| plan.config()["linux"].to_string();
+        let plain = text(plan());
+        assert!(plain.contains("/proc/kcore") && plain.contains(r#"{"type":"pid"}"#));
+        let privileged = Plan {
+            privileges: Privileges::All,
+            pids: Some("/run/ns/pid".into()),
+            ..plan()
+        };
+        let sys = privileged.config()["mounts"][4].clone();
+        assert_eq!(
+            (&sys["destination"], &sys["options"][3]),
+            (&json!("/sys"), &json!("rw"))
+        );
+        let linux = text(privileged);
+        assert!(
+            !linux.contains("/proc/") && linux.contains("/run/ns/pid"),
+            "{linux}"
+        );
     }
 
     #[test]

@@ -4,14 +4,15 @@ use super::images::Mounted;
 use super::rootfs::Rootfs;
 use super::subpath::Subpaths;
 use super::volumes::Ready;
-use crate::container::{CGROUP_PARENT, Limits, Mount, Plan, capabilities};
+use crate::container::{CGROUP_PARENT, Mount, Plan, Privileges, SHARED_PIDS, capabilities};
 use k8s_openapi::api::core::v1::{Container, Pod, VolumeMount};
-use monopod_core::pod::command;
 use monopod_core::pod::environment::{self, EnvironmentError, Sources};
 use monopod_core::pod::fields::Facts;
 use monopod_core::pod::files::{self, Dns};
 use monopod_core::pod::identity::{IdentityError, ImageUsers, identity};
-use monopod_core::quantity;
+use monopod_core::pod::resources::{self, Limits};
+use monopod_core::pod::{command, shares_processes};
+use monopod_core::quantity::InvalidQuantity;
 use std::collections::BTreeMap;
 use std::io;
 use std::net::Ipv4Addr;
@@ -42,8 +43,8 @@ pub(crate) enum PlanError {
     #[error("volume {0} is not mounted")]
     NoVolume(String),
     /// A quantity that is none.
-    #[error("{0}")]
-    Quantity(String),
+    #[error(transparent)]
+    Quantity(#[from] InvalidQuantity),
     /// A part of a volume that is not there, or not inside it.
     #[error(
         "failed to prepare subPath for volumeMount \"{mount}\" of container \"{container}\": {source}"
@@ -151,6 +152,7 @@ pub(crate) fn plan(parts: &Parts<'_>) -> Result<Plan, PlanError> {
 
     let mounts = mounts(parts, &variables)?;
     let context = container.security_context.as_ref();
+    let privileged = context.and_then(|c| c.privileged) == Some(true);
     let changes = context.and_then(|c| c.capabilities.as_ref());
     let list = |names: Option<&Vec<String>>| names.cloned().unwrap_or_default();
     Ok(Plan {
@@ -161,16 +163,30 @@ pub(crate) fn plan(parts: &Parts<'_>) -> Result<Plan, PlanError> {
         directory,
         terminal: container.tty == Some(true),
         identity,
-        capabilities: capabilities(
-            &list(changes.and_then(|c| c.add.as_ref())),
-            &list(changes.and_then(|c| c.drop.as_ref())),
-        ),
-        no_new_privileges: context.and_then(|c| c.allow_privilege_escalation) == Some(false),
+        capabilities: if privileged {
+            capabilities(&["ALL".to_owned()], &[])
+        } else {
+            capabilities(
+                &list(changes.and_then(|c| c.add.as_ref())),
+                &list(changes.and_then(|c| c.drop.as_ref())),
+            )
+        },
+        privileges: if privileged {
+            Privileges::All
+        } else if context.and_then(|c| c.allow_privilege_escalation) == Some(false) {
+            Privileges::NoNew
+        } else {
+            Privileges::Usual
+        },
         hostname,
         network: NETWORK.into(),
         ipc: IPC.into(),
+        pids: shares_processes(pod).then(|| SHARED_PIDS.into()),
         cgroup: format!("{CGROUP_PARENT}/{id}"),
-        limits: limits(container, facts.cpu_millis)?,
+        limits: match &pod.spec {
+            Some(spec) => resources::of_container(spec, container, facts.cpu_millis)?,
+            None => Limits::default(),
+        },
         shared_memory: SHARED_MEMORY.into(),
         sysctls: pod
             .spec
@@ -259,36 +275,6 @@ fn part(
 /// The file into which a container writes its last words.
 pub(crate) fn termination_log(rootfs: &Rootfs) -> PathBuf {
     rootfs.beside("termination-log")
-}
-
-/// A CPU limit above what the VM has is no limit, and nothing that the kernel need be asked for.
-fn limits(container: &Container, vm_millis: u64) -> Result<Limits, PlanError> {
-    let resources = container.resources.as_ref();
-    let limits = resources.and_then(|r| r.limits.as_ref());
-    let requests = resources.and_then(|r| r.requests.as_ref());
-    let invalid = |error: quantity::InvalidQuantity| PlanError::Quantity(error.to_string());
-    let cpu_millis = limits
-        .and_then(|map| map.get("cpu"))
-        .map(quantity::millis)
-        .transpose()
-        .map_err(invalid)?;
-    let cpu_share_millis = requests
-        .and_then(|map| map.get("cpu"))
-        .map(quantity::millis)
-        .transpose()
-        .map_err(invalid)?;
-    let memory_bytes = limits
-        .and_then(|map| map.get("memory"))
-        .map(quantity::units)
-        .transpose()
-        .map_err(invalid)?;
-    Ok(Limits {
-        cpu_millis: cpu_millis
-            .filter(|&millis| millis > 0)
-            .map(|millis| millis.min(vm_millis)),
-        cpu_share_millis: cpu_share_millis.filter(|&millis| millis > 0),
-        memory_bytes: memory_bytes.filter(|&bytes| bytes > 0),
-    })
 }
 
 /// Names of the config maps and secrets that one container's variables come from.

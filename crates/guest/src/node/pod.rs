@@ -11,11 +11,12 @@ use k8s_openapi::api::core::v1::{Pod, PodStatus};
 use kube::api::{Api, DeleteParams, Preconditions};
 use monopod_api::messages::UNSUPPORTED_POD_SPEC;
 use monopod_core::pod::admission::unsupported_changes;
-use monopod_core::pod::container_spec;
 use monopod_core::pod::lifecycle::{
     self, Cause, Desired, Effect, Event, Observation, PodState, State,
 };
+use monopod_core::pod::resources;
 use monopod_core::pod::status::{View, status};
+use monopod_core::pod::{container_spec, shares_processes};
 use monopod_wire::{Ended, Image};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -53,6 +54,23 @@ pub(crate) enum Input {
 /// A channel to a pod's task.
 pub(crate) fn channel() -> (mpsc::Sender<Input>, mpsc::Receiver<Input>) {
     mpsc::channel(QUEUE)
+}
+
+/// Limits the pod to what it asks for itself, beside its containers.
+fn limit(pod: &Pod, tools: &Tools) {
+    let Some(spec) = &pod.spec else {
+        return;
+    };
+    match resources::of_pod(spec, tools.facts().cpu_millis) {
+        Ok(Some(limits)) => {
+            if let Err(error) = crate::container::limit(limits) {
+                tracing::error!(%error, "the pod's own limits cannot be set");
+            }
+        }
+        Ok(None) => {}
+        // The API server lets none pass.
+        Err(error) => tracing::error!(%error, "the pod's own resources cannot be read"),
+    }
 }
 
 struct PodTask {
@@ -97,6 +115,14 @@ pub(crate) async fn run_pod(
     });
     if let Err(error) = super::plan::write_etc(&pod, tools.task.interface.address, &tools.dns()) {
         tracing::error!(%error, "the pod's files in /etc cannot be written");
+    }
+    limit(&pod, &tools);
+    if shares_processes(&pod) {
+        let made = tokio::task::spawn_blocking(crate::container::share_pids).await;
+        if let Ok(Err(error)) = made {
+            let error = format!("{error:#}");
+            tracing::error!(%error, "the pod's containers cannot share their processes");
+        }
     }
     let (pods, changed_pods) = tokio::sync::watch::channel(Arc::clone(&pod));
     tokio::spawn(super::prepare::look_after_volumes(

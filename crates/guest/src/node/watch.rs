@@ -1,11 +1,13 @@
 //! Watches the pods that are bound to the node, and lets in only one.
 
+use super::cluster::bounded;
 use super::pod::{self, Input};
 use super::status::patch_status;
 use super::tools::Tools;
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Pod, PodStatus};
+use k8s_openapi::api::node::v1::RuntimeClass;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::api::Api;
 use kube::runtime::watcher;
@@ -85,7 +87,11 @@ impl Door {
         if self.is_refused(&pod) {
             return;
         }
-        match admission::admit(&self.tools.task.pod, &pod) {
+        let admitted = match admission::admit(&self.tools.task.pod, &pod) {
+            Ok(()) => self.admit_class(&pod).await,
+            refused => refused,
+        };
+        match admitted {
             Ok(()) => {
                 self.seen = true;
                 if let Some(received) = self.received.take() {
@@ -94,6 +100,27 @@ impl Door {
                 }
             }
             Err(refusal) => self.refuse(&pod, refusal, own),
+        }
+    }
+
+    /// Asks for the pod's runtime class, until there is an answer.
+    async fn admit_class(&self, pod: &Pod) -> Result<(), Refusal> {
+        let name = pod
+            .spec
+            .as_ref()
+            .and_then(|s| s.runtime_class_name.as_ref());
+        let Some(name) = name else {
+            return Ok(());
+        };
+        loop {
+            let classes: Api<RuntimeClass> = Api::all(self.tools.cluster.client());
+            match bounded(classes.get_opt(name)).await {
+                Ok(class) => return admission::admit_class(name, class.as_ref()),
+                Err(error) => {
+                    tracing::warn!(%error, "the pod's runtime class cannot be read");
+                    tokio::time::sleep(RETRY).await;
+                }
+            }
         }
     }
 

@@ -46,6 +46,63 @@ pub(crate) fn limits(cluster: &Cluster) {
     });
 }
 
+/// A pod with limits of its own, and a runtime class with overhead; another class is refused.
+pub(crate) fn of_the_pod(cluster: &Cluster) {
+    namespace(cluster, "pod-level");
+    let class = |name: &str, handler: &str| {
+        json!({
+            "apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": handler,
+            "overhead": {"podFixed": {"cpu": "50m", "memory": "32Mi"}},
+        })
+    };
+    cluster.apply(&class("plain", "runc"));
+    cluster.apply(&class("sandbox", "runsc"));
+    let look = "cd /sys/fs/cgroup && cat cpu.max memory.max && exec sleep 100000";
+    let mut pod = shell_pod("pod-level", "own", look);
+    pod["spec"]["runtimeClassName"] = json!("plain");
+    pod["spec"]["resources"] = json!({"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "200m", "memory": "96Mi"}});
+    let eater = "sleep 5; tail /dev/zero; echo survived; sleep 100000";
+    let second =
+        json!({"name": "eats", "image": "monopod.local/busybox", "command": ["sh", "-c", eater]});
+    pod["spec"]["containers"]
+        .as_array_mut()
+        .expect("containers")
+        .push(second);
+    cluster.apply(&pod);
+    // Neither container has a limit; the one that eats more than the pod may is ended, and it alone.
+    let pod = wait("what eats too much is ended", START, || {
+        let pod = cluster.get("pod-level", "pod", "own").ok_or("no pod")?;
+        let statuses = pod["status"]["containerStatuses"].as_array().cloned();
+        let statuses = statuses.unwrap_or_default();
+        let of = |name: &str| statuses.iter().find(|s| s["name"] == name).cloned();
+        let (Some(eats), Some(main)) = (of("eats"), of("main")) else {
+            return Err(pod["status"].to_string());
+        };
+        if eats["state"]["terminated"]["reason"] == "OOMKilled" {
+            assert!(main["state"]["running"].is_object(), "{main}");
+            Ok(pod)
+        } else {
+            Err(pod["status"].to_string())
+        }
+    });
+    assert_eq!(pod["spec"]["overhead"]["cpu"], "50m");
+    assert_eq!(pod["status"]["qosClass"], "Burstable");
+    let logs = cluster.kubectl(&["logs", "-n", "pod-level", "own", "-c", "main"]);
+    assert_eq!(logs, format!("20000 100000\n{}\n", 96 << 20));
+    let mut refused = shell_pod("pod-level", "sandboxed", "true");
+    refused["spec"]["runtimeClassName"] = json!("sandbox");
+    cluster.apply(&refused);
+    let failed = cluster.wait_phase("pod-level", "sandboxed", "Failed", START);
+    assert_eq!(failed["status"]["reason"], "UnsupportedPodSpec");
+    let message = failed["status"]["message"].as_str().unwrap_or_default();
+    assert!(
+        message.contains("spec.runtimeClassName") && message.contains("serves runc alone"),
+        "{message}"
+    );
+    cluster.kubectl(&["delete", "runtimeclass", "plain", "sandbox"]);
+    cluster.kubectl(&["delete", "namespace", "pod-level", "--wait=false"]);
+}
+
 /// The Host and `monopod status` say the same.
 fn told(cluster: &Cluster, status: &Value) {
     let accelerator = status["accelerator"].as_str().unwrap_or_default();

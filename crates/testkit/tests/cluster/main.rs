@@ -8,6 +8,7 @@ mod dns;
 mod doctor;
 mod iam;
 mod identity;
+mod inside;
 mod lifecycle;
 mod limits;
 mod logs;
@@ -90,6 +91,18 @@ const CHECKS: &[Check] = &[
     (
         "limits::a_pod_gets_its_size_and_the_host_says_what_it_limits",
         limits::limits,
+    ),
+    (
+        "limits::a_pods_own_limits_and_runtime_class_hold",
+        limits::of_the_pod,
+    ),
+    (
+        "inside::containers_share_their_processes_with_nobody_else",
+        inside::shared_processes,
+    ),
+    (
+        "inside::what_a_profile_opens_works_and_the_platform_stays_closed",
+        inside::opened,
     ),
     (
         "pods::security_groups_deny_what_they_do_not_allow",
