@@ -237,7 +237,14 @@ impl Executor {
     }
 
     async fn bind(&self, subject: &Subject, node: &str) -> Result<(), ExecuteError> {
-        let pod = subject.pod()?;
+        let (pod, environment) = (subject.pod()?, subject.environment()?);
+        let environments = self.all::<Environment>();
+        let current = environments.get_opt(&environment.name_any()).await?;
+        if !lifecycle::is_there(environment, current.as_ref()) {
+            return Err(ExecuteError::Gone {
+                what: "environment to bind to",
+            });
+        }
         let (namespace, name) = (pod.namespace().unwrap_or_default(), pod.name_any());
         let binding = Binding {
             metadata: ObjectMeta {

@@ -355,7 +355,14 @@ fn execute(
             let all = pod.metadata.annotations.get_or_insert_default();
             all.extend(pairs.iter().map(|(k, v)| ((*k).to_owned(), v.clone())));
         })?,
-        Effect::Bind { node } => bind(api, &pod_name?, &only, node)?,
+        Effect::Bind { node } => {
+            let environment = environment?;
+            let current = api.get::<Environment>(&environment.name_any());
+            if !lifecycle::is_there(environment, current) {
+                return Err(Refused::NotFound);
+            }
+            bind(api, &pod_name?, &only, node)?;
+        }
         Effect::Explain { cause, message } => api.update::<Pod>(&pod_name?, &only, |pod| {
             let condition = PodCondition {
                 type_: "PodScheduled".to_owned(),

@@ -239,6 +239,13 @@ pub fn stays(environment: &Environment, seen: Option<&Pod>, current: Option<&Pod
     })
 }
 
+/// Whether a pod may be bound to an environment's node: this is the environment of that name as it is now. Its deletion
+/// may have been asked for without an answer, or by who acted before.
+pub fn is_there(environment: &Environment, current: Option<&Environment>) -> bool {
+    let same = current.filter(|current| current.metadata.uid == environment.metadata.uid);
+    same.is_some_and(|current| current.metadata.deletion_timestamp.is_none())
+}
+
 /// Whether a node is the one that the environment made, and Ready.
 fn is_ready_for(node: &Node, environment: &Environment) -> bool {
     let Some(name) = &environment.metadata.name else {
