@@ -333,13 +333,12 @@ pub(crate) fn leaves_nothing(cluster: &Cluster) {
     cluster.apply(&job(
         "ttl",
         "brief",
-        &json!({"ttlSecondsAfterFinished": 15}),
+        &json!({"ttlSecondsAfterFinished": 60}),
         words,
     ));
     cluster.apply(&job("byhand", "brief", &json!({}), words));
     cluster.apply(&job("byhand", "other", &json!({}), words));
     let (_, by_time) = completed(cluster, "ttl", "brief");
-    gone(cluster, &by_time, Duration::from_secs(40));
     let (pod, by_node) = completed(cluster, "byhand", "brief");
     let (_, by_namespace) = completed(cluster, "byhand", "other");
     assert!(
@@ -353,6 +352,7 @@ pub(crate) fn leaves_nothing(cluster: &Cluster) {
         pod["spec"]["nodeName"].as_str().expect("bound"),
     ]);
     gone(cluster, &by_node, Duration::from_mins(2));
+    gone(cluster, &by_time, Duration::from_mins(2));
     assert_eq!(read(cluster, "byhand", &["job/other"]), "some words\n");
     cluster.kubectl(&["delete", "namespace", "byhand", "--timeout=60s"]);
     gone(cluster, &by_namespace, GONE);

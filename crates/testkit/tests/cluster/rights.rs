@@ -52,6 +52,12 @@ fn used(cluster: &Cluster, user: &str) -> BTreeSet<Right> {
             };
             (text(&event["verb"]), text(&object["apiGroup"]), resource)
         })
+        // An apply creates what is not there, and needs the right to.
+        .flat_map(|(verb, group, resource)| {
+            let creates =
+                (verb == "patch").then(|| ("create".to_owned(), group.clone(), resource.clone()));
+            creates.into_iter().chain([(verb, group, resource)])
+        })
         .collect()
 }
 
