@@ -215,19 +215,22 @@ pub(crate) fn hosts(cluster: &Cluster) {
         },
     });
     cluster.apply(&foreign);
-    let patch = json!({"status": {"phase": "Failed"}}).to_string();
+    // An apply is one request; a patch by kubectl reads first, which hosts have no right to.
+    let failed = json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Environment", "metadata": {"name": "env-foreign"},
+        "status": {"phase": "Failed"},
+    });
     let output = cluster.kubectl_as(
         "host",
         &[
-            "patch",
-            "environment",
-            "env-foreign",
+            "apply",
+            "--server-side",
             "--subresource=status",
-            "--type=merge",
-            "-p",
-            &patch,
+            "--validate=false",
+            "-f",
+            "-",
         ],
-        "",
+        &failed.to_string(),
     );
     // Control may have released it already, since it has no pod; a host must not have written it in any case.
     assert!(
