@@ -14,6 +14,11 @@ use serde::{Deserialize, Serialize};
     plural = "hosts",
     status = "HostStatus",
     printcolumn(name = "Ready", type_ = "boolean", json_path = ".status.ready"),
+    printcolumn(
+        name = "Cordoned",
+        type_ = "boolean",
+        json_path = ".spec.unschedulable"
+    ),
     printcolumn(name = "Address", type_ = "string", json_path = ".spec.address"),
     printcolumn(name = "Zone", type_ = "string", json_path = ".spec.zone"),
     printcolumn(

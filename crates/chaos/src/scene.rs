@@ -116,8 +116,15 @@ impl Scene {
         let harm = self.happen(fault, host, environment.as_ref())?;
         outcome.lost.extend(harm);
         self.only(None);
-        // A node that falls silent is tainted, and its pods are evicted.
-        if phase == Phase::Ending || (fault == Fault::VmFrozen && phase == Phase::Running) {
+        if fault == Fault::VmFrozen && self.bound(&created) {
+            // Its node falls silent and is tainted, and it is evicted.
+            let gone = until("the pod is evicted", || {
+                self.pod(TARGET).is_none().then_some(())
+            });
+            outcome
+                .lost
+                .extend(gone.err().map(|error| error.to_string()));
+        } else if phase == Phase::Ending {
             let gone = until("the pod is gone", || {
                 self.pod(TARGET).is_none().then_some(())
             });
@@ -140,6 +147,12 @@ impl Scene {
             outcome.left = self.left(&environment);
         }
         Ok(outcome)
+    }
+
+    /// Whether the pod was bound before the fault, or is gone since.
+    fn bound(&self, created: &Value) -> bool {
+        let pod = self.pod(TARGET).unwrap_or_default();
+        pod["metadata"]["uid"] != created["metadata"]["uid"] || pod["spec"]["nodeName"].is_string()
     }
 
     /// Waits until the pod is in the phase; gives its environment, if it must have one by then.

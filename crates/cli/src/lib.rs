@@ -7,6 +7,7 @@
 
 pub mod cluster;
 mod commands;
+mod flags;
 pub mod settings;
 
 pub use commands::main;

@@ -1,6 +1,7 @@
 //! Where a cluster keeps its data and which addresses it uses.
 
 use crate::cluster::parts::HOST;
+use crate::flags;
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use ipnet::Ipv4Net;
@@ -21,10 +22,10 @@ pub const DEFAULT_DATA: &str = "/var/lib/monopod";
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct Settings {
     /// Name of the cluster; prefix of its network namespace and interfaces on this machine
-    #[arg(long, default_value = "monopod", value_parser = short_name)]
+    #[arg(long, default_value = "monopod", value_parser = flags::short_name)]
     pub name: String,
     /// Range of four addresses for the link between the API server (its first host) and the VPC
-    #[arg(long, default_value = "100.64.0.0/30", value_parser = link_range)]
+    #[arg(long, default_value = "100.64.0.0/30", value_parser = flags::link_range)]
     pub link: Ipv4Net,
     /// Addresses of pods; only of a new cluster
     #[arg(long, default_value = "10.0.0.0/16")]
@@ -33,32 +34,32 @@ pub struct Settings {
     #[arg(long, default_value = "10.96.0.0/16")]
     pub service_cidr: Ipv4Net,
     /// Domain of the cluster's DNS
-    #[arg(long, default_value = "cluster.local")]
+    #[arg(long, default_value = "cluster.local", value_parser = flags::name)]
     pub cluster_domain: String,
     /// Port of the API server, on the link's address
-    #[arg(long, default_value_t = 6443)]
+    #[arg(long, default_value_t = 6443, value_parser = flags::port())]
     pub api_port: u16,
     /// First of ten ports on 127.0.0.1 for etcd, the webhook and the parts' admin servers
-    #[arg(long, default_value_t = 23440)]
+    #[arg(long, default_value_t = 23440, value_parser = flags::base_port())]
     pub base_port: u16,
     /// Name of this machine as a Host; default: its host name
-    #[arg(long, default_value_t = machine_name())]
+    #[arg(long, default_value_t = machine_name(), value_parser = flags::name)]
     pub host_name: String,
     /// Region of this machine
-    #[arg(long, default_value = "local-1")]
+    #[arg(long, default_value = "local-1", value_parser = flags::label)]
     pub region: String,
     /// Availability zone of this machine
-    #[arg(long, default_value = "local-1a")]
+    #[arg(long, default_value = "local-1a", value_parser = flags::label)]
     pub zone: String,
     /// Thousandths of a CPU for VMs; default: eight times what the machine has, as idle pods share
-    #[arg(long)]
+    #[arg(long, value_parser = flags::cpu_millis())]
     pub vm_cpu_millis: Option<u32>,
     /// Memory for VMs in MiB; default: three quarters of the machine's
-    #[arg(long)]
+    #[arg(long, value_parser = flags::memory_mib())]
     pub vm_memory_mib: Option<u32>,
     /// URL that service account tokens name as their issuer, where you publish what the API server answers without
     /// credentials at /.well-known/openid-configuration and /openid/v1/jwks; default: a name inside the cluster
-    #[arg(long, value_name = "URL", value_parser = issuer)]
+    #[arg(long, value_name = "URL", value_parser = flags::issuer)]
     #[serde(default)]
     pub issuer: Option<String>,
     /// Most Fargate profiles; EKS's quota, which is raised there on request. May be raised by another `up`
@@ -66,7 +67,7 @@ pub struct Settings {
     #[serde(default = "max_profiles")]
     pub max_profiles: usize,
     /// Keep the API server's audit log, by this policy, in logs/audit.log
-    #[arg(long, value_name = "FILE", value_parser = existing_file)]
+    #[arg(long, value_name = "FILE", value_parser = flags::existing_file)]
     #[serde(default)]
     pub audit_policy: Option<PathBuf>,
     /// Longest that a certificate lasts that the cluster signs: a host's, and a node's if it is less than an hour; also
@@ -104,10 +105,6 @@ fn random_network() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     let random = RandomState::new().hash_one(0).to_le_bytes();
     u32::from_le_bytes([random[0], random[1], random[2], 0])
-}
-
-fn existing_file(text: &str) -> Result<PathBuf, String> {
-    std::fs::canonicalize(text).map_err(|error| error.to_string())
 }
 
 /// EKS's quota.
@@ -329,45 +326,8 @@ impl Settings {
 
 fn machine_name() -> String {
     let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let name = name.trim().to_lowercase();
-    if name.is_empty() {
-        "host-1".to_owned()
-    } else {
-        name
-    }
-}
-
-/// Interface names are at most 15 characters long, and ours add up to eight.
-pub fn short_name(text: &str) -> Result<String, String> {
-    let valid = (1..=7).contains(&text.len())
-        && text
-            .chars()
-            .all(|c| c.is_ascii_lowercase() || c.is_ascii_digit());
-    valid
-        .then(|| text.to_owned())
-        .ok_or_else(|| "one to seven lower-case letters or digits".to_owned())
-}
-
-/// As the API server wants it, which else does not publish its keys.
-fn issuer(text: &str) -> Result<String, String> {
-    let valid = text.len() > "https://".len()
-        && text.starts_with("https://")
-        && !text.ends_with('/')
-        && !text.contains(['?', '#', ' ']);
-    valid
-        .then(|| text.to_owned())
-        .ok_or_else(|| "an https:// URL without a slash at its end".to_owned())
-}
-
-fn link_range(text: &str) -> Result<Ipv4Net, String> {
-    let range: Ipv4Net = text
-        .parse()
-        .map_err(|_not_a_range| "an IPv4 range such as 100.64.0.0/30".to_owned())?;
-    if range.prefix_len() == 30 {
-        Ok(range.trunc())
-    } else {
-        Err("a range of four addresses, such as 100.64.0.0/30".to_owned())
-    }
+    flags::name(&name.trim().to_lowercase().replace('_', "-"))
+        .unwrap_or_else(|_not_a_name| "host-1".to_owned())
 }
 
 /// Paths under a cluster's data directory.

@@ -4,6 +4,7 @@ use crate::lifecycle;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use monopod_api::environment::{Environment, EnvironmentPhase, ImagePhase};
+use monopod_api::messages;
 use serde::Serialize;
 
 /// What is, why, and what comes next or is to be done.
@@ -185,10 +186,21 @@ fn waits(pod: &Pod, now: Timestamp) -> Explanation {
     let since = told
         .and_then(|c| c.last_transition_time.as_ref())
         .map_or(now, |time| time.0);
+    let next = match told.and_then(|c| c.reason.as_deref()) {
+        Some(messages::POD_TOO_LARGE) => {
+            "It is larger than the largest size: ask for less, and create it anew."
+        }
+        Some(messages::POD_UNSUPPORTED) => {
+            "Change what it asks for, and create it anew. If it waits for a volume claim, or its profile may allow what it asks for, it starts by itself once that has changed."
+        }
+        _waits => {
+            "It starts by itself as soon as what it waits for is there; nothing needs to be deleted."
+        }
+    };
     Explanation {
         state: format!("It has no VM, and waits since {since:.0}."),
         because: told.and_then(|c| c.message.clone()).into_iter().collect(),
-        next: "It starts by itself as soon as what it waits for is there; nothing needs to be deleted.".to_owned(),
+        next: next.to_owned(),
     }
 }
 

@@ -53,6 +53,8 @@ struct PartLine {
 struct HostLine {
     name: String,
     ready: bool,
+    cordoned: bool,
+    message: Option<String>,
     zone: String,
     memory_mib: u32,
     accelerator: Option<String>,
@@ -132,6 +134,8 @@ async fn objects(layout: &Layout, user: &str, report: &mut Report) -> anyhow::Re
         report.hosts.push(HostLine {
             name: host.name_any(),
             ready: status.ready,
+            cordoned: host.spec.unschedulable,
+            message: status.message,
             zone: host.spec.zone,
             memory_mib: host.spec.memory_mib,
             accelerator: status.accelerator,
@@ -197,7 +201,11 @@ fn print(report: &Report) {
         report.hosts.iter().map(|h| {
             vec![
                 h.name.clone(),
-                yes_no(h.ready),
+                if h.cordoned {
+                    format!("{}, cordoned", yes_no(h.ready))
+                } else {
+                    yes_no(h.ready)
+                },
                 h.zone.clone(),
                 format!("{}Mi", h.memory_mib),
                 h.images.to_string(),
@@ -207,6 +215,9 @@ fn print(report: &Report) {
         }),
     );
     for host in &report.hosts {
+        if let Some(message) = &host.message {
+            println!("{}: {message}", host.name);
+        }
         // KVM and all limits need no words.
         if let Some(reason) = host.accelerator_reason.as_deref().filter(|r| !r.is_empty()) {
             println!("{}: VMs are emulated: {reason}", host.name);

@@ -9,7 +9,7 @@ use clap::{Args, Parser};
 use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::io::{IsTerminal, Write};
-use std::process::{ExitCode, Stdio};
+use std::process::{Child, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long everything together may take.
@@ -58,15 +58,16 @@ pub(super) async fn start(
         None => ("cluster", "Try: monopod kubectl get nodes,pods -A"),
     };
     let data = layout.data.display();
-    if running(layout)? {
+    let started = if running(layout)? {
         println!("The {what} in {data} is running already.");
+        None
     } else {
         println!("Starting the {what} in {data}.");
         clear(layout)?;
         drop(claim_name(&settings.name, layout)?);
-        start_supervisor(layout, &programs.monopod)?;
-    }
-    follow(layout).await?;
+        Some(start_supervisor(layout, &programs.monopod)?)
+    };
+    follow(layout, started).await?;
     println!("Ready. {hint}");
     Ok(ExitCode::SUCCESS)
 }
@@ -148,7 +149,7 @@ fn clear(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-fn start_supervisor(layout: &Layout, monopod: &std::path::Path) -> anyhow::Result<()> {
+fn start_supervisor(layout: &Layout, monopod: &std::path::Path) -> anyhow::Result<Child> {
     let path = layout.log("supervisor");
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;
@@ -168,12 +169,11 @@ fn start_supervisor(layout: &Layout, monopod: &std::path::Path) -> anyhow::Resul
         .stdout(log.try_clone()?)
         .stderr(log)
         .spawn()
-        .context("cannot start the supervisor")?;
-    Ok(())
+        .context("cannot start the supervisor")
 }
 
-/// Shows the phases as they end, until all are done.
-async fn follow(layout: &Layout) -> anyhow::Result<()> {
+/// Shows the phases as they end, until all are done; of a supervisor that was `started` for it, or one that runs.
+async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<()> {
     let deadline = Instant::now() + LIMIT;
     let mut shown = 0;
     let terminal = std::io::stdout().is_terminal();
@@ -193,6 +193,19 @@ async fn follow(layout: &Layout) -> anyhow::Result<()> {
         }
         if progress.ready {
             return Ok(());
+        }
+        // Not by its lock, which one that begins must find free.
+        let ended = match &mut started {
+            Some(supervisor) => supervisor.try_wait()?.is_some(),
+            None => !running(layout)?,
+        };
+        if ended && !read_progress(layout).ready {
+            let error = read_progress(layout).error;
+            let error = error.unwrap_or_else(|| "it was stopped meanwhile".to_owned());
+            anyhow::bail!(
+                "the supervisor ended: {error}; see {}",
+                layout.log("supervisor").display()
+            );
         }
         if Instant::now() >= deadline {
             let waiting = progress

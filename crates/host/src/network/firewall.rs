@@ -17,7 +17,7 @@ pub struct Firewall {
 struct Loaded {
     policy: Policy,
     /// As the kernel tells it.
-    tables: String,
+    table: String,
 }
 
 impl Firewall {
@@ -46,40 +46,47 @@ impl Firewall {
         let namespace = format!("--net={}", self.vpc.namespace_path().display());
         self.loaded = None;
         run("nsenter", &[&namespace, "nft", "-f", "-"], &text).await?;
-        let tables = self.tables().await?;
-        self.loaded = Some(Loaded { policy, tables });
+        let table = self.table().await?;
+        self.loaded = Some(Loaded { policy, table });
         Ok(())
     }
 
-    /// Looks whether the tables are still what was loaded. If somebody changed or deleted one, all that
-    /// the VPC has on this machine is made again, and the next load is not spared.
+    /// Looks whether the table is still what was loaded, and the machine's there, at which the API server
+    /// is published. If somebody changed or deleted one, all that the VPC has on this machine is made
+    /// again, and the next load is not spared.
     pub async fn check(&mut self) -> Result<(), NetworkError> {
         let Some(loaded) = &self.loaded else {
             return Ok(());
         };
-        match self.tables().await {
-            Ok(tables) if tables == loaded.tables => return Ok(()),
-            Ok(_) => tracing::warn!("somebody changed the VPC's nftables; loaded again"),
-            Err(error) => {
+        let intact = match (self.table().await, self.is_published().await) {
+            (Ok(table), Ok(())) => table == loaded.table,
+            (Err(error), _) | (_, Err(error)) => {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "the VPC's nftables are not there; loaded again");
+                tracing::warn!(error, "a table of the VPC is not there");
+                false
             }
+        };
+        if intact {
+            return Ok(());
         }
+        tracing::warn!("somebody changed the VPC's nftables; loaded again");
         self.loaded = None;
         super::ensure(&self.vpc).await
     }
 
-    /// The VPC's table, and the machine's if the API server is published there; without what is counted.
-    async fn tables(&self) -> Result<String, NetworkError> {
+    /// The VPC's table, without what is counted.
+    async fn table(&self) -> Result<String, NetworkError> {
         let namespace = format!("--net={}", self.vpc.namespace_path().display());
-        let list = ["nft", "--stateless", "list", "table"];
-        let inside = [&[namespace.as_str()], &list[..], &["inet", "monopod"]].concat();
-        let mut tables = output("nsenter", &inside, "").await?;
-        if self.vpc.is_published() {
-            let table = self.vpc.table();
-            let outside = [&list[1..], &["ip", &table]].concat();
-            tables.push_str(&output("nft", &outside, "").await?);
+        let list = ["nft", "--stateless", "list", "table", "inet", "monopod"];
+        output("nsenter", &[&[namespace.as_str()], &list[..]].concat(), "").await
+    }
+
+    /// An error if the machine's table must be there, and is not.
+    async fn is_published(&self) -> Result<(), NetworkError> {
+        if !self.vpc.is_published() {
+            return Ok(());
         }
-        Ok(tables)
+        let table = self.vpc.table();
+        run("nft", &["list", "table", "ip", &table], "").await
     }
 }

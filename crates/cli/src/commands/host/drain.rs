@@ -43,11 +43,11 @@ impl Drain {
         } = self;
         let deadline = Instant::now() + Duration::from_secs(timeout);
         let admin = client::connect(&layout.kubeconfig("admin")).await?;
-        cordon::set(&admin, &host, true).await?;
-        println!("host {host} is cordoned");
         if !force {
             refuse_bare(&admin, &host).await?;
         }
+        cordon::set(&admin, &host, true).await?;
+        println!("host {host} is cordoned");
         let mut said = BTreeSet::new();
         loop {
             let left = environments(&admin, &host).await?;
@@ -98,7 +98,8 @@ async fn refuse_bare(admin: &Client, host: &str) -> anyhow::Result<()> {
     let mut bare = Vec::new();
     for environment in environments(admin, host).await? {
         let pod = pod_of(admin, &environment.spec.pod).await?;
-        if pod.is_some_and(|pod| !has_controller(&pod)) {
+        let stays = |pod: &Pod| pod.metadata.deletion_timestamp.is_none();
+        if pod.filter(stays).is_some_and(|pod| !has_controller(&pod)) {
             bare.push(name(&environment));
         }
     }

@@ -2,7 +2,8 @@
 
 use crate::cluster::invitation::{self, Invitation};
 use crate::commands::{supervise, up};
-use crate::settings::{HostSettings, Joined, Layout, Settings, short_name};
+use crate::flags;
+use crate::settings::{HostSettings, Joined, Layout, Settings};
 use clap::Args;
 use std::process::ExitCode;
 
@@ -11,19 +12,19 @@ pub(crate) struct Join {
     /// What `monopod host token` printed on the cluster's machine
     token: String,
     /// Availability zone of this machine; default: that of the cluster's machine
-    #[arg(long)]
+    #[arg(long, value_parser = flags::label)]
     zone: Option<String>,
     /// Prefix of the network namespace and interfaces on this machine; default: the cluster's
-    #[arg(long, value_parser = short_name)]
+    #[arg(long, value_parser = flags::short_name)]
     name: Option<String>,
     /// First of ten ports on 127.0.0.1; default: the cluster's
-    #[arg(long)]
+    #[arg(long, value_parser = flags::base_port())]
     base_port: Option<u16>,
     /// Thousandths of a CPU for VMs; default: eight times what the machine has, as idle pods share
-    #[arg(long)]
+    #[arg(long, value_parser = flags::cpu_millis())]
     vm_cpu_millis: Option<u32>,
     /// Memory for VMs in MiB; default: three quarters of the machine's
-    #[arg(long)]
+    #[arg(long, value_parser = flags::memory_mib())]
     vm_memory_mib: Option<u32>,
     #[command(flatten)]
     host: HostSettings,

@@ -1,6 +1,7 @@
 //! `monopod host token`: lets one machine join.
 
 use crate::cluster::{bootstrap, client, invitation};
+use crate::flags;
 use crate::settings::Layout;
 use anyhow::Context;
 use clap::Args;
@@ -11,6 +12,7 @@ use std::time::Duration;
 #[command(after_help = "Then on that machine: `monopod host join TOKEN --underlay ITS-ADDRESS`.")]
 pub(crate) struct Token {
     /// Name of the machine as a Host: small letters, digits, dashes and dots
+    #[arg(value_parser = flags::name)]
     host: String,
     /// Minutes after which the token is worth nothing
     #[arg(long, default_value_t = 60, value_name = "MINUTES", value_parser = clap::value_parser!(u32).range(1..=1440))]
