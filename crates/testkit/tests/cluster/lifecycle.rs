@@ -59,11 +59,16 @@ pub(crate) fn deletion(cluster: &Cluster) {
     let mut pod = shell_pod(
         "grace",
         "slow",
-        "trap 'sleep 3; echo bye; exit 0' TERM; while true; do sleep 0.2; done",
+        "trap 'sleep 3; echo bye; exit 0' TERM; echo trapped; while true; do sleep 0.2; done",
     );
     pod["spec"]["terminationGracePeriodSeconds"] = 60.into();
     cluster.apply(&pod);
     let pod = cluster.wait_ready("grace", "slow", START);
+    // Before that a first process ignores the signal.
+    wait("it listens", START, || {
+        let said = crate::logs::read(cluster, "grace", &["slow"]);
+        (said == "trapped\n").then_some(()).ok_or(said)
+    });
     let environment = cluster.environment_of(&pod).expect("an environment");
     let start = Instant::now();
     cluster.kubectl(&["delete", "pod", "-n", "grace", "slow"]);
