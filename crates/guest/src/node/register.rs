@@ -104,7 +104,7 @@ pub(crate) async fn heartbeat(cluster: Cluster, task: Task, system: System) {
     }
 }
 
-/// Keeps the node's lease, for ever, and with it the node: who deletes a node deletes its lease.
+/// Keeps the node's lease and the node itself, for ever.
 pub(crate) async fn keep_lease(
     cluster: Cluster,
     task: Arc<Task>,
@@ -121,19 +121,13 @@ pub(crate) async fn keep_lease(
         } else {
             create(&leases, node, &node_uid).await
         };
-        match outcome {
-            Ok(()) => exists = true,
-            Err(kube::Error::Api(status)) if exists && status.code == 404 => {
-                tracing::warn!("the node's lease was deleted, perhaps with the node; made again");
-                match register(&cluster, &task, &system).await {
-                    Ok(uid) => {
-                        node_uid = uid;
-                        exists = false;
-                        continue;
-                    }
-                    Err(error) => tracing::error!(%error, "the node cannot be made again"),
-                }
+        let gone = match outcome {
+            Ok(()) if exists => is_deleted(&cluster, node).await,
+            Ok(()) => {
+                exists = true;
+                false
             }
+            Err(kube::Error::Api(status)) if exists && status.code == 404 => true,
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
                 exists = true;
                 continue;
@@ -144,10 +138,27 @@ pub(crate) async fn keep_lease(
                 retry = (retry * 2).min(LONGEST_RETRY);
                 continue;
             }
+        };
+        if gone {
+            tracing::warn!("the node or its lease was deleted; made again");
+            match register(&cluster, &task, &system).await {
+                Ok(uid) => {
+                    node_uid = uid;
+                    exists = false;
+                    continue;
+                }
+                Err(error) => tracing::error!(%error, "the node cannot be made again"),
+            }
         }
         retry = RETRY;
         tokio::time::sleep(RENEW).await;
     }
+}
+
+/// Whether the node is certainly not there: a pod on no node is deleted within the minute.
+async fn is_deleted(cluster: &Cluster, node: &str) -> bool {
+    let nodes: Api<Node> = Api::all(cluster.client());
+    matches!(bounded(nodes.get_opt(node)).await, Ok(None))
 }
 
 async fn create(leases: &Api<Lease>, node: &str, node_uid: &str) -> kube::Result<()> {
@@ -230,9 +241,15 @@ mod tests {
         let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "n"}});
         let answers = vec![
             Answer::ok(&lease),
+            // The lease, and with it the node.
             Answer::missing(),
             existing("monopod:///z/env-1"),
             Answer::ok(&lease),
+            // The node, whose lease is there still.
+            Answer::ok(&lease),
+            Answer::missing(),
+            existing("monopod:///z/env-1"),
+            Answer::exists(),
         ];
         let (cluster, requests) = fake_api::start(answers);
         let kept = keep_lease(
@@ -243,7 +260,7 @@ mod tests {
         );
         tokio::time::pause();
         let asked = async {
-            while requests.lock().unwrap().len() < 4 {
+            while requests.lock().unwrap().len() < 8 {
                 tokio::time::sleep(Duration::from_secs(1)).await;
             }
         };
@@ -253,6 +270,8 @@ mod tests {
         }
         let requests = requests.lock().unwrap();
         assert_eq!(requests[2].0, "POST /api/v1/nodes");
+        assert_eq!(requests[5].0, "GET /api/v1/nodes/n");
+        assert_eq!(requests[6].0, "POST /api/v1/nodes");
         assert_eq!(
             requests[3].1["metadata"]["ownerReferences"][0]["uid"],
             "node-uid"

@@ -47,11 +47,11 @@ impl Fixture {
         Self::on(None, Self::unused())
     }
 
-    /// A VPC that no other test has.
+    /// A VPC that no other test has, and no cluster of a suite: these have 10.1 to 10.200 and 100.64.
     pub(crate) fn unused() -> Vpc {
         let number = NEXT.fetch_add(1, Ordering::SeqCst);
         let tag = std::process::id() % 1000;
-        let link = u32::from(Ipv4Addr::new(100, 64, 100, 0)) + 4 * u32::from(number);
+        let link = u32::from(Ipv4Addr::new(100, 66, 0, 0)) + 4 * u32::from(number);
         Vpc {
             name: format!("t{tag}{number}"),
             api: Api::Link {
@@ -61,7 +61,7 @@ impl Fixture {
             underlay: None,
             api_port: 6443,
             services: "10.96.0.0/16".parse().expect("a range"),
-            cidr: format!("10.{}.0.0/16", 100 + number)
+            cidr: format!("10.{}.0.0/16", 210 + number)
                 .parse()
                 .expect("valid"),
         }
