@@ -42,12 +42,12 @@ pub(crate) fn base_port() -> RangedU64ValueParser<u16> {
 
 /// Enough for the smallest pod.
 pub(crate) fn cpu_millis() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(SMALLEST.0..)
+    RangedU64ValueParser::new().range(SMALLEST.0..=u64::from(u32::MAX))
 }
 
 /// Enough for the smallest pod's VM.
 pub(crate) fn memory_mib() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(SMALLEST.1 + u64::from(VM_OVERHEAD_MIB)..)
+    RangedU64ValueParser::new().range(SMALLEST.1 + u64::from(VM_OVERHEAD_MIB)..=u64::from(u32::MAX))
 }
 
 /// A file that is there, by its full path.
