@@ -10,7 +10,6 @@
     reason = "prints what came of it, and meanwhile what it does"
 )]
 
-mod control;
 mod fault;
 mod scene;
 mod vm;

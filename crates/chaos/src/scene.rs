@@ -1,12 +1,13 @@
 //! A cluster of two machines and two control processes, with a pod on each machine that nothing may happen
 //! to, and the pod that a fault meets.
 
-use crate::control::{Second, second_acts};
 use crate::fault::{Fault, Phase};
 use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
-use monopod_testkit::{Cluster, Machine, Room, Site, Switch, kill, leftovers, part};
-use rustix::process::{Pid, Signal};
+use monopod_testkit::{
+    Cluster, Ended, Frozen, Machine, Room, SECOND_CONTROL, Site, Switch, freeze, kill, leftovers,
+    part,
+};
 use serde_json::{Value, json};
 use std::fmt;
 use std::time::{Duration, Instant};
@@ -52,7 +53,7 @@ impl fmt::Display for Outcome {
 pub(crate) struct Scene {
     second: Machine,
     room: Room,
-    control: Second,
+    control: Ended,
     cluster: Cluster,
     _switch: Switch,
     bystanders: Vec<Value>,
@@ -76,7 +77,7 @@ impl Scene {
         let mut scene = Self {
             second,
             room,
-            control: Second::start(&cluster),
+            control: cluster.second_control(),
             cluster,
             _switch: switch,
             bystanders: Vec::new(),
@@ -116,15 +117,9 @@ impl Scene {
         let harm = self.happen(fault, host, environment.as_ref())?;
         outcome.lost.extend(harm);
         self.only(None);
-        if fault == Fault::VmFrozen && self.bound(&created) {
-            // Its node falls silent and is tainted, and it is evicted.
-            let gone = until("the pod is evicted", || {
-                self.pod(TARGET).is_none().then_some(())
-            });
-            outcome
-                .lost
-                .extend(gone.err().map(|error| error.to_string()));
-        } else if phase == Phase::Ending {
+        // The node of a frozen VM falls silent and is tainted, and its pod is evicted.
+        let is_evicted = fault == Fault::VmFrozen && self.bound(&created);
+        if is_evicted || phase == Phase::Ending {
             let gone = until("the pod is gone", || {
                 self.pod(TARGET).is_none().then_some(())
             });
@@ -197,18 +192,18 @@ impl Scene {
                     self.kill_part("control", "host-1")?;
                 } else {
                     kill(pid);
-                    self.control = Second::start(&self.cluster);
+                    self.control = self.cluster.second_control();
                 }
             }
-            Fault::ControlFrozen => freeze(self.acting()?.0, fault.lasts())?,
+            Fault::ControlFrozen => freeze_for(self.acting()?.0, fault.lasts()),
             Fault::Host => self.kill_part("host", host)?,
             Fault::Etcd => self.kill_part("etcd", "host-1")?,
             Fault::ApiServer => self.kill_part("kube-apiserver", "host-1")?,
             Fault::Vm => kill(self.vm(host, environment)?),
-            Fault::VmFrozen => signal(self.vm(host, environment)?, Signal::STOP)?,
+            Fault::VmFrozen => freeze(self.vm(host, environment)?),
             Fault::ApiServerFrozen => {
                 let (pid, _) = self.process("kube-apiserver", "host-1")?;
-                freeze(pid, fault.lasts())?;
+                freeze_for(pid, fault.lasts());
             }
             Fault::HostCutOff => {
                 self.second.plug(false);
@@ -247,8 +242,8 @@ impl Scene {
 
     /// The control process that acts, and whether it is the cluster's own.
     fn acting(&self) -> Result<(i32, bool)> {
-        if second_acts(&self.cluster) {
-            return Ok((self.control.pid(), false));
+        if self.cluster.acting_control() == SECOND_CONTROL {
+            return Ok((self.control.0.id().cast_signed(), false));
         }
         Ok((self.process("control", "host-1")?.0, true))
     }
@@ -375,16 +370,10 @@ impl Scene {
     }
 }
 
-fn signal(pid: i32, signal: Signal) -> Result<()> {
-    let pid = Pid::from_raw(pid).context("no process")?;
-    Ok(rustix::process::kill_process(pid, signal)?)
-}
-
 /// Lets a process do nothing for a while.
-fn freeze(pid: i32, lasts: Duration) -> Result<()> {
-    signal(pid, Signal::STOP)?;
+fn freeze_for(pid: i32, lasts: Duration) {
+    let _frozen = Frozen::new(pid);
     std::thread::sleep(lasts);
-    signal(pid, Signal::CONT)
 }
 
 fn is_ready(pod: &Value) -> bool {

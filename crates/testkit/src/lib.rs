@@ -9,6 +9,7 @@
 )]
 
 mod cluster;
+mod control;
 mod machine;
 mod process;
 mod registry;
@@ -17,8 +18,9 @@ mod room;
 mod suite;
 
 pub use cluster::{Cluster, Output};
+pub use control::SECOND_CONTROL;
 pub use machine::{Machine, Switch};
-pub use process::{Ended, Frozen, cpu_time, kill, processes_with};
+pub use process::{Ended, Frozen, cpu_time, freeze, kill, processes_with};
 pub use registry::Registry;
 pub use remains::{Site, leftovers, part};
 pub use room::Room;

@@ -48,6 +48,15 @@ pub fn kill(pid: i32) {
     signal(pid, Signal::KILL);
 }
 
+/// Freezes a process for good.
+///
+/// # Panics
+/// If there is no such process.
+#[track_caller]
+pub fn freeze(pid: i32) {
+    signal(pid, Signal::STOP);
+}
+
 /// A process of the test, which ends with it.
 #[derive(Debug)]
 pub struct Ended(pub Child);
@@ -69,7 +78,7 @@ impl Frozen {
     /// # Panics
     /// If there is no such process.
     pub fn new(pid: i32) -> Self {
-        signal(pid, Signal::STOP);
+        freeze(pid);
         Self(pid)
     }
 }

@@ -2,25 +2,16 @@
 
 use crate::lifecycle::part;
 use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, Ended, Frozen, kill, wait};
+use monopod_testkit::{Cluster, Frozen, SECOND_CONTROL, kill, wait};
 use std::time::Duration;
 
 /// What is promised: the loss of the one that acts is covered within this time.
 const COVERED: Duration = Duration::from_secs(15);
 
-fn holder(cluster: &Cluster) -> String {
-    let lease = cluster.get("kube-system", "lease", "monopod-control");
-    let lease = lease.unwrap_or_default();
-    lease["spec"]["holderIdentity"]
-        .as_str()
-        .unwrap_or_default()
-        .to_owned()
-}
-
 /// Waits until another than this one acts.
 fn takes_over(cluster: &Cluster, from: &str) -> String {
     wait("another control acts", COVERED, || {
-        let now = holder(cluster);
+        let now = cluster.acting_control();
         if now.is_empty() || now == from {
             Err(now)
         } else {
@@ -33,23 +24,18 @@ fn takes_over(cluster: &Cluster, from: &str) -> String {
 /// and no pod gets a second environment.
 pub(crate) fn takes_turns(cluster: &Cluster) {
     namespace(cluster, "turns");
-    let first = holder(cluster);
+    let first = cluster.acting_control();
     assert!(!first.is_empty(), "nobody acts");
-    let second = Ended(cluster.start(&[
-        "control",
-        "--identity=second",
-        "--webhook-address=127.0.0.1:0",
-        "--admin-address=127.0.0.1:0",
-    ]));
+    let second = cluster.second_control();
     let (pid, restarts) = part(cluster, "control");
     let frozen = Frozen::new(pid);
-    assert_eq!(takes_over(cluster, &first), "second");
+    assert_eq!(takes_over(cluster, &first), SECOND_CONTROL);
     drop(frozen);
     // The first serves the webhook again; the second acts.
     cluster.apply(&shell_pod("turns", "by-the-second", "sleep 100000"));
     let pod = cluster.wait_ready("turns", "by-the-second", START);
     let uid = pod["metadata"]["uid"].clone();
-    assert_eq!(holder(cluster), "second");
+    assert_eq!(cluster.acting_control(), SECOND_CONTROL);
     assert_eq!(
         part(cluster, "control"),
         (pid, restarts),
@@ -57,7 +43,7 @@ pub(crate) fn takes_turns(cluster: &Cluster) {
     );
     kill(i32::try_from(second.0.id()).expect("a process id"));
     cluster.apply(&shell_pod("turns", "by-the-first", "sleep 100000"));
-    assert_eq!(takes_over(cluster, "second"), first);
+    assert_eq!(takes_over(cluster, SECOND_CONTROL), first);
     cluster.wait_ready("turns", "by-the-first", START);
     let kept = cluster
         .get("turns", "pod", "by-the-second")

@@ -1,7 +1,7 @@
 //! Certificates that last for two minutes are renewed, and nobody notices.
 
 use crate::{SECOND, START, pod_on, second};
-use monopod_testkit::{Cluster, Ended, Frozen, part, wait};
+use monopod_testkit::{Cluster, Frozen, SECOND_CONTROL, part, wait};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -106,23 +106,17 @@ pub(crate) fn rotate(cluster: &Cluster) {
     let over = cluster.wait_phase("default", "over", "Succeeded", START);
     let over = over["spec"]["nodeName"].as_str().expect("it was bound");
     let nodes = [&pods[0].node, &pods[1].node, over];
-    let other = Ended(cluster.start(&[
-        "control",
-        "--identity=second",
-        "--webhook-address=127.0.0.1:0",
-        "--admin-address=127.0.0.1:0",
-    ]));
+    let other = cluster.second_control();
     let status = cluster.monopod(&["status", "-o", "json"]);
     let pid = part(&status, "control")["pid"].as_i64();
     let pid = pid.and_then(|pid| pid.try_into().ok()).expect("it runs");
     let frozen = Frozen::new(pid);
     wait("the second control acts", COVERED, || {
-        let lease = cluster.get("kube-system", "lease", "monopod-control");
-        let holder = lease.unwrap_or_default()["spec"]["holderIdentity"].clone();
-        if holder == "second" {
+        let holder = cluster.acting_control();
+        if holder == SECOND_CONTROL {
             Ok(())
         } else {
-            Err(holder.to_string())
+            Err(holder)
         }
     });
     drop(frozen);
