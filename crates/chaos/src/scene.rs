@@ -217,7 +217,7 @@ impl Scene {
 
     /// Lets the second machine's disk be full, and a pod be made meanwhile.
     fn fill_disk(&self, lasts: Duration) -> Option<String> {
-        self.room.fill();
+        self.room.leave(0);
         self.cluster.apply(&vm::pod(LATE));
         std::thread::sleep(lasts);
         self.room.free();

@@ -32,13 +32,13 @@ impl Room {
         }
     }
 
-    /// Takes all that is free.
+    /// Takes all that is free but so many bytes.
     ///
     /// # Panics
     /// If nothing can be written.
-    pub fn fill(&self) {
+    pub fn leave(&self, bytes: u64) {
         let filler = File::create(self.filler()).expect("a file");
-        let mut bytes = free(&self.path);
+        let mut bytes = free(&self.path).saturating_sub(bytes);
         // What is left takes more than its own bytes.
         while bytes >= 4096 {
             let flags = rustix::fs::FallocateFlags::empty();

@@ -103,14 +103,13 @@ exec $B sleep 3600
 #[tokio::test]
 async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
     let network = Network::new(14).await;
-    let mut vms = Vms::with_node(&network, FILL);
-    let room = vms.with_room(1024);
+    let vms = Vms::with_node(&network, FILL).with_room(1024);
     let hypervisor = vms.hypervisor().await;
     let address = network.address(23);
     let (mut vm, mut events) = hypervisor.start(fixture::spec("env-full")).await.unwrap();
     network.plug(&vm, address).await;
     assert!(!vm.unhalt().await.unwrap(), "it runs");
-    room.leave(30 << 20);
+    vms.room().leave(30 << 20);
     vm.send(HostMessage::Go(Box::new(fixture::go("env-full", address))))
         .unwrap();
     for _twice in 0..2 {
@@ -122,7 +121,7 @@ async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
         let halted = tokio::time::timeout(Duration::from_secs(90), halted);
         halted.await.expect("it is halted");
     }
-    room.free();
+    vms.room().free();
     // Blocks of a removed file are free once the journal is written: it may be halted once more.
     let goes_on = async {
         loop {

@@ -4,6 +4,7 @@ use monopod_api::size::Size;
 use monopod_host::hypervisor::qemu::{Qemu, QemuConfig};
 use monopod_host::hypervisor::{Events, Hypervisor, Vm, VmEvent, VmSpec};
 use monopod_host::network::{Api, Interface, Vpc};
+use monopod_testkit::Room;
 use monopod_wire::{Go, PodIdentity, Task};
 use rand::RngCore;
 use std::fs::Permissions;
@@ -18,10 +19,11 @@ const PATIENCE: Duration = Duration::from_secs(90);
 
 /// A directory of VMs that kills what is left in it.
 pub(crate) struct Vms {
+    /// Dropped before the directory that it is on.
+    room: Option<Room>,
     directory: tempfile::TempDir,
     guest_image: tempfile::TempDir,
     network: Vpc,
-    mounted: bool,
 }
 
 impl Vms {
@@ -45,10 +47,10 @@ impl Vms {
             std::os::unix::fs::symlink(built.join(file), guest_image.path().join(file)).unwrap();
         }
         Self {
+            room: None,
             directory: tempfile::tempdir().unwrap(),
             guest_image,
             network: network.vpc.clone(),
-            mounted: false,
         }
     }
 
@@ -96,21 +98,14 @@ impl Vms {
     }
 
     /// Puts the directory on a file system of so many MiB.
-    pub(crate) fn with_room(&mut self, mib: u64) -> Room {
-        let path = self.directory.path().to_owned();
-        let disk = self.guest_image.path().join("disk");
-        let file = std::fs::File::create(&disk).unwrap();
-        file.set_len(mib << 20).unwrap();
-        for (program, arguments) in [("mkfs.ext4", ["-q", "-F"]), ("mount", ["-o", "loop"])] {
-            let mut command = Command::new(program);
-            command.args(arguments).arg(&disk);
-            if program == "mount" {
-                command.arg(&path);
-            }
-            assert!(command.status().unwrap().success(), "{program}");
-        }
-        self.mounted = true;
-        Room { path }
+    pub(crate) fn with_room(mut self, mib: u64) -> Self {
+        self.room = Some(Room::new(self.directory.path(), mib));
+        self
+    }
+
+    /// That file system.
+    pub(crate) fn room(&self) -> &Room {
+        self.room.as_ref().expect("it has one of its own")
     }
 
     /// VMs without an environment.
@@ -144,29 +139,6 @@ impl Vms {
     }
 }
 
-/// A small file system, in which VMs may have their directory.
-pub(crate) struct Room {
-    path: PathBuf,
-}
-
-impl Room {
-    /// Takes all room but so many bytes.
-    pub(crate) fn leave(&self, bytes: u64) {
-        let disk = rustix::fs::statvfs(&self.path).unwrap();
-        let taken = disk.f_bavail * disk.f_frsize - bytes;
-        let filler = Command::new("fallocate")
-            .args(["-l", &taken.to_string()])
-            .arg(self.path.join("filler"))
-            .status();
-        assert!(filler.unwrap().success());
-    }
-
-    /// Gives it back.
-    pub(crate) fn free(&self) {
-        std::fs::remove_file(self.path.join("filler")).unwrap();
-    }
-}
-
 impl Drop for Vms {
     fn drop(&mut self) {
         let entries =
@@ -189,11 +161,6 @@ impl Drop for Vms {
                     std::thread::sleep(Duration::from_millis(10));
                 }
             }
-        }
-        if self.mounted {
-            // Files of VMs that still end go with the last of them.
-            let directory = self.directory.path();
-            drop(Command::new("umount").arg("-l").arg(directory).status());
         }
     }
 }
