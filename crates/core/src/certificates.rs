@@ -52,10 +52,19 @@ pub struct Invitation {
 
 /// The id of the token by which a request for a host's certificate was made; none if it is not one.
 pub fn invited(spec: &CertificateSigningRequestSpec) -> Option<&str> {
+    asked_by(spec, labels::INVITED_GROUP, labels::BOOTSTRAP_USER_PREFIX)
+}
+
+/// Who of a group asks for a host's certificate, without the prefix of the group's users.
+fn asked_by<'a>(
+    spec: &'a CertificateSigningRequestSpec,
+    group: &str,
+    prefix: &str,
+) -> Option<&'a str> {
     let user = spec.username.as_deref()?;
     let groups = spec.groups.as_deref().unwrap_or_default();
-    (spec.signer_name == HOST_SIGNER && groups.iter().any(|g| g == labels::INVITED_GROUP))
-        .then(|| user.strip_prefix(labels::BOOTSTRAP_USER_PREFIX))
+    (spec.signer_name == HOST_SIGNER && groups.iter().any(|g| g == group))
+        .then(|| user.strip_prefix(prefix))
         .flatten()
 }
 
@@ -86,11 +95,7 @@ pub fn judge_host(
 
 /// The name of the host that asks for a host's certificate itself; none if no host asks for one.
 pub fn renewing(spec: &CertificateSigningRequestSpec) -> Option<&str> {
-    let user = spec.username.as_deref()?;
-    let groups = spec.groups.as_deref().unwrap_or_default();
-    (spec.signer_name == HOST_SIGNER && groups.iter().any(|g| g == labels::HOSTS_GROUP))
-        .then(|| user.strip_prefix(labels::HOST_USER_PREFIX))
-        .flatten()
+    asked_by(spec, labels::HOSTS_GROUP, labels::HOST_USER_PREFIX)
 }
 
 /// Judges a host's request by its name, and whether the cluster has it as a host.
