@@ -142,7 +142,9 @@ impl Renewal {
         let key = KeyPair::from_pem(&read(&self.identity.key)?)?;
         let now = Timestamp::now();
         let client = self.newest.borrow().clone();
-        let renewed = signed(client, request(&self.host, &key)?).await?;
+        let attempt: u32 = rand::rng().random();
+        let name = format!("monopod-host-{}-{attempt:08x}", self.host);
+        let renewed = signed(client, request(name, &self.host, &key)?).await?;
         write(path, &renewed)?;
         self.newest
             .send_replace(connect(&self.identity.kubeconfig).await?);
@@ -152,7 +154,12 @@ impl Renewal {
     }
 }
 
-fn request(host: &str, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen::Error> {
+/// A request of this name for the certificate of a host.
+pub fn request(
+    name: String,
+    host: &str,
+    key: &KeyPair,
+) -> Result<CertificateSigningRequest, rcgen::Error> {
     let mut parameters = CertificateParams::default();
     parameters.distinguished_name = DistinguishedName::new();
     let names = [
@@ -165,10 +172,9 @@ fn request(host: &str, key: &KeyPair) -> Result<CertificateSigningRequest, rcgen
     for (kind, name) in names {
         parameters.distinguished_name.push(kind, name);
     }
-    let attempt: u32 = rand::rng().random();
     Ok(CertificateSigningRequest {
         metadata: ObjectMeta {
-            name: Some(format!("monopod-host-{host}-{attempt:08x}")),
+            name: Some(name),
             ..Default::default()
         },
         spec: CertificateSigningRequestSpec {

@@ -16,16 +16,14 @@ use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use jiff::Timestamp;
 use k8s_openapi::ByteString;
-use k8s_openapi::api::certificates::v1::{
-    CertificateSigningRequest, CertificateSigningRequestSpec,
-};
+use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Secret;
 use kube::api::{ObjectMeta, PostParams};
 use kube::{Api, Client};
 use monopod_api::labels;
-use monopod_core::certificates::HOST_SIGNER;
+use monopod_host::identity;
 use monopod_ops::certificate::validity;
-use rcgen::{CertificateParams, DnType, KeyPair};
+use rcgen::KeyPair;
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::net::Ipv4Addr;
@@ -163,31 +161,7 @@ async fn request(
 ) -> anyhow::Result<String> {
     let id = invitation.token.split('.').next().unwrap_or_default();
     let name = format!("monopod-host-{id}");
-    let mut parameters = CertificateParams::default();
-    parameters.distinguished_name = rcgen::DistinguishedName::new();
-    parameters
-        .distinguished_name
-        .push(DnType::OrganizationName, labels::HOSTS_GROUP);
-    parameters.distinguished_name.push(
-        DnType::CommonName,
-        format!("{}{}", labels::HOST_USER_PREFIX, settings.host_name),
-    );
-    let object = CertificateSigningRequest {
-        metadata: ObjectMeta {
-            name: Some(name.clone()),
-            ..Default::default()
-        },
-        spec: CertificateSigningRequestSpec {
-            signer_name: HOST_SIGNER.to_owned(),
-            request: ByteString(parameters.serialize_request(key)?.pem()?.into_bytes()),
-            usages: Some(vec![
-                "digital signature".to_owned(),
-                "client auth".to_owned(),
-            ]),
-            ..Default::default()
-        },
-        ..Default::default()
-    };
+    let object = identity::request(name.clone(), &settings.host_name, key)?;
     let client = client::connect(kubeconfig).await?;
     let api: Api<CertificateSigningRequest> = Api::all(client);
     let used = || {
