@@ -5,11 +5,11 @@
 //! the guest is told; it is never told more, whenever this process ends. Names are written before
 //! the first file that has their number.
 
-use crate::files::{absent_is_fine, names};
+use crate::files::{absent_is_fine, names, replace};
 use monopod_core::archive::{Archive as Contents, FileName, Verdict};
 use monopod_wire::{LogPiece, LogStored};
 use std::fs::{DirBuilder, File, OpenOptions};
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
@@ -90,16 +90,8 @@ impl Archive {
             .recursive(true)
             .mode(0o700)
             .create(&self.directory)?;
-        let partial = self.directory.join("names.partial");
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create(true)
-            .truncate(true)
-            .mode(0o600)
-            .open(&partial)?;
-        file.write_all(&serde_json::to_vec(self.contents.names())?)?;
-        file.sync_data()?;
-        std::fs::rename(partial, self.directory.join(NAMES))
+        let names = serde_json::to_vec(self.contents.names())?;
+        replace(&self.directory.join(NAMES), &names)
     }
 }
 

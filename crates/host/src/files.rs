@@ -1,5 +1,6 @@
 //! What making and removing files has in common.
 
+use monopod_core::image::garbage::Space;
 use std::fs::File;
 use std::io::{ErrorKind, Result};
 use std::path::Path;
@@ -40,6 +41,15 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> Result<()> {
     file.write_all(bytes)?;
     file.sync_all()?;
     std::fs::rename(partial, path)
+}
+
+/// How much room there is where a directory is.
+pub(crate) fn space(directory: &Path) -> Result<Space> {
+    let disk = rustix::fs::statvfs(directory)?;
+    Ok(Space {
+        capacity: disk.f_blocks.saturating_mul(disk.f_frsize),
+        available: disk.f_bavail.saturating_mul(disk.f_frsize),
+    })
 }
 
 /// Makes a file without a name, which takes room until nobody has it open any more. Only root may

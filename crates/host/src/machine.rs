@@ -18,9 +18,3 @@ pub(crate) fn cpu_millis() -> u32 {
     let cpus = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     u32::try_from(cpus).unwrap_or(1).saturating_mul(1000)
 }
-
-/// Free disk in bytes where a directory is, as far as it can be told.
-pub(crate) fn free_bytes(directory: &std::path::Path) -> Option<u64> {
-    let disk = rustix::fs::statvfs(directory).ok()?;
-    Some(disk.f_bavail.saturating_mul(disk.f_frsize))
-}

@@ -1,13 +1,12 @@
 //! The Host object of this machine, and the lease by which others know that it is there.
 
 use crate::hypervisor::Hypervisor;
-use crate::network::Api;
-use crate::{Context, machine};
+use crate::{Context, files, machine, network};
 use jiff::Timestamp;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime;
-use kube::ResourceExt;
 use kube::api::{Patch, PatchParams};
+use kube::{Api, ResourceExt};
 use monopod_api::host::{Host, HostSpec};
 use monopod_api::{labels, names};
 use monopod_core::placement::LEASE;
@@ -49,10 +48,10 @@ pub(crate) async fn keep<H: Hypervisor>(
             }
             Err(kube::Error::Api(status)) if matches!(status.code, 403 | 404) => {
                 let remedy = match context.options.network.api {
-                    Api::Link { .. } => {
+                    network::Api::Link { .. } => {
                         "`monopod down --keep-pods` and `monopod up` let it back in".to_owned()
                     }
-                    Api::Through { .. } => format!(
+                    network::Api::Through { .. } => format!(
                         "`monopod host token {}` on the cluster's machine lets it back in",
                         context.options.name
                     ),
@@ -84,10 +83,7 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
     let parameters = PatchParams::apply(FIELD_MANAGER).force();
     // First: a host that was removed may not write it, and must not make its object again.
     renew(context, &parameters).await?;
-    let (options, api) = (
-        &context.options,
-        kube::Api::<Host>::all(context.client.clone()),
-    );
+    let (options, api) = (&context.options, Api::<Host>::all(context.client.clone()));
     let memory = machine::memory_mib().unwrap_or(0);
     let underlay = options.network.underlay.as_ref();
     let spec = HostSpec {
@@ -129,11 +125,11 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
         .pool
         .set(i64::try_from(waiting).unwrap_or(i64::MAX));
     let accelerator = context.hypervisor.accelerator();
-    let message = match (&accelerator, machine::free_bytes(&options.directory)) {
+    let message = match (&accelerator, files::space(&options.directory)) {
         (None, _) => Some("finding out whether KVM works".to_owned()),
-        (Some(_), Some(free)) if free < LEAST_DISK => Some(format!(
+        (Some(_), Ok(space)) if space.available < LEAST_DISK => Some(format!(
             "only {} MiB of disk are free for VMs and images in {}: make room there, or remove images with `monopod image rm`",
-            free >> 20,
+            space.available >> 20,
             options.directory.display()
         )),
         (Some(_), _) => None,
@@ -167,8 +163,7 @@ async fn renew<H: Hypervisor>(
     parameters: &PatchParams,
 ) -> Result<(), kube::Error> {
     let name = &context.options.name;
-    let api: kube::Api<Lease> =
-        kube::Api::namespaced(context.client.clone(), &names::host_namespace(name));
+    let api: Api<Lease> = Api::namespaced(context.client.clone(), &names::host_namespace(name));
     let lease = json!({
         "apiVersion": "coordination.k8s.io/v1", "kind": "Lease",
         "metadata": {"name": name, "labels": {labels::HOST: name}},

@@ -1,7 +1,7 @@
 //! Makes a squashfs from a tar stream, by `sqfstar`.
 
 use super::ImageError;
-use rustix::fs::statvfs;
+use crate::files::space;
 use std::fs::File;
 use std::io::{BufWriter, Read, Seek, Write};
 use std::path::Path;
@@ -67,8 +67,8 @@ struct Watched<'a, W> {
 impl<W: Write> Write for Watched<'_, W> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         if self.until_look == 0 {
-            let disk = statvfs(self.file.parent().unwrap_or(self.file))?;
-            if disk.f_bavail.saturating_mul(disk.f_frsize) < RESERVE {
+            let space = space(self.file.parent().unwrap_or(self.file))?;
+            if space.available < RESERVE {
                 return Err(std::io::Error::new(
                     std::io::ErrorKind::StorageFull,
                     "the disk is nearly full; remove images with `monopod image rm`",

@@ -4,14 +4,14 @@ use super::digest::Digest;
 use super::index::{Entry, Index, Target};
 use super::source::Source;
 use super::{ImageError, config, flatten, layer, squash};
-use crate::files::absent_is_fine;
+use crate::files::{absent_is_fine, space};
 use crate::garbage::Uses;
 use jiff::{SignedDuration, Timestamp};
 use monopod_core::image::access::Access;
 use monopod_core::image::garbage;
 use monopod_core::image::reference::{Reference, normalise};
 use monopod_wire::ContainerImageConfig;
-use rustix::fs::{FlockOperation, statvfs};
+use rustix::fs::FlockOperation;
 use sha2::{Digest as _, Sha256};
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -291,12 +291,7 @@ impl Store {
                 digest,
             }
         });
-        let disk = statvfs(&self.directory)
-            .map_err(|error| ImageError::reading(&self.directory)(error.into()))?;
-        let space = garbage::Space {
-            capacity: disk.f_blocks.saturating_mul(disk.f_frsize),
-            available: disk.f_bavail.saturating_mul(disk.f_frsize),
-        };
+        let space = space(&self.directory).map_err(ImageError::reading(&self.directory))?;
         Ok((stored.collect(), space))
     }
 

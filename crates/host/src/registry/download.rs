@@ -2,9 +2,9 @@
 
 use super::repository::Repository;
 use super::{RegistryError, shown};
+use crate::files::space;
 use crate::images::{Digest, Part};
 use futures::TryStreamExt;
-use rustix::fs::statvfs;
 use sha2::{Digest as _, Sha256};
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -65,9 +65,8 @@ pub(super) async fn download(
 
 /// Refuses what would fill the disk.
 fn enough_space(directory: &Path, bytes: u64) -> Result<(), RegistryError> {
-    let disk = statvfs(directory)
-        .map_err(|error| io(format!("look at {}", directory.display()))(error.into()))?;
-    let available = disk.f_bavail.saturating_mul(disk.f_frsize);
+    let space = space(directory).map_err(io(format!("look at {}", directory.display())))?;
+    let available = space.available;
     // The image is stored once more, as a file system, before its blobs are deleted.
     let needed = bytes.saturating_mul(2).saturating_add(RESERVE);
     if available < needed {
