@@ -272,7 +272,8 @@ impl<H: Hypervisor> State<H> {
         } = background;
         let mut keeps_lease = false;
         let mut tap = self.tap.subscribe();
-        let mut looks = tokio::time::interval(LOOKS);
+        // Not at once, which is a VM's start.
+        let mut looks = tokio::time::interval_at(Instant::now() + LOOKS, LOOKS);
         looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         while !self.is_deleted() {
             if self.status.phase().is_terminal() && !keeps_lease {
