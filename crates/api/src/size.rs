@@ -32,6 +32,12 @@ const ROWS: [(u32, u32, u32, u32); 7] = [
 ];
 
 impl Size {
+    /// What a pod has that asks for nothing.
+    pub const SMALLEST: Self = Self {
+        cpu_millis: ROWS[0].0,
+        memory_mib: ROWS[0].1,
+    };
+
     /// Every size, smallest first.
     pub fn all() -> impl Iterator<Item = Self> {
         ROWS.into_iter().flat_map(|(cpu_millis, min, max, step)| {
@@ -57,7 +63,7 @@ impl Size {
     ///
     /// Memory is rounded up to 128 MiB, since each size of memory needs a VM template of its own.
     pub fn exact(cpu_millis: u64, memory_mib: u64) -> Option<Self> {
-        let (smallest, largest) = (Self::all().next()?, Self::all().last()?);
+        let (smallest, largest) = (Self::SMALLEST, Self::all().last()?);
         let size = Self {
             cpu_millis: u32::try_from(cpu_millis).ok()?.max(smallest.cpu_millis),
             memory_mib: u32::try_from(memory_mib.checked_next_multiple_of(128)?)

@@ -3,12 +3,11 @@
 use clap::builder::RangedU64ValueParser;
 use ipnet::Ipv4Net;
 use monopod_api::host::VM_OVERHEAD_MIB;
+use monopod_api::size::Size;
 use std::path::PathBuf;
 
 /// Ports on loopback, from the base port on.
 const PORTS: u64 = 10;
-/// The smallest size of a pod.
-const SMALLEST: (u64, u64) = (250, 512);
 
 /// A DNS label: what may be part of a node's name.
 pub(crate) fn label(text: &str) -> Result<String, String> {
@@ -42,12 +41,16 @@ pub(crate) fn base_port() -> RangedU64ValueParser<u16> {
 
 /// Enough for the smallest pod.
 pub(crate) fn cpu_millis() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(SMALLEST.0..=u64::from(u32::MAX))
+    at_least(Size::SMALLEST.cpu_millis)
 }
 
 /// Enough for the smallest pod's VM.
 pub(crate) fn memory_mib() -> RangedU64ValueParser<u32> {
-    RangedU64ValueParser::new().range(SMALLEST.1 + u64::from(VM_OVERHEAD_MIB)..=u64::from(u32::MAX))
+    at_least(Size::SMALLEST.memory_mib + VM_OVERHEAD_MIB)
+}
+
+fn at_least(least: u32) -> RangedU64ValueParser<u32> {
+    RangedU64ValueParser::new().range(u64::from(least)..=u64::from(u32::MAX))
 }
 
 /// A file that is there, by its full path.
