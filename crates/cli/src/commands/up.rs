@@ -199,11 +199,13 @@ async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<(
             Some(supervisor) => supervisor.try_wait()?.is_some(),
             None => !running(layout)?,
         };
-        if ended && !read_progress(layout).ready {
-            let error = read_progress(layout).error;
-            let error = error.unwrap_or_else(|| "it was stopped meanwhile".to_owned());
-            anyhow::bail!(
-                "the supervisor ended: {error}; see {}",
+        if ended {
+            // It may have said more before it ended.
+            let Progress { ready, error, .. } = read_progress(layout);
+            anyhow::ensure!(
+                ready,
+                "the supervisor ended: {}; see {}",
+                error.as_deref().unwrap_or("it was stopped meanwhile"),
                 layout.log("supervisor").display()
             );
         }

@@ -66,7 +66,8 @@ impl Process {
                 continue;
             };
             // One that is ending has no root any more.
-            let root = std::fs::metadata(format!("/proc/{pid}/root/"));
+            let root = Path::new("/proc").join(pid.to_string()).join("root");
+            let root = std::fs::metadata(root);
             if root.is_ok_and(|root| roots.contains(&(root.dev(), root.ino()))) {
                 let words = words.iter().map(|word| String::from_utf8_lossy(word));
                 found.push((process, words.map(String::from).collect()));
