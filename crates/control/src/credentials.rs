@@ -4,7 +4,7 @@
 //! Control may `get` secrets by their name and nothing more, so it looks at those that an
 //! environment names again and again: often while its images are missing, rarely afterwards.
 
-use crate::execute::{ExecuteError, absent_is_fine, publish};
+use crate::execute::{ExecuteError, publish};
 use crate::index::Shared;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
@@ -18,6 +18,7 @@ use monopod_api::profile::SecretReference;
 use monopod_api::{labels, messages, names};
 use monopod_core::image::credentials::{Asked, Assembled, DATA_KEY, SECRET_TYPE, assemble, of_pod};
 use monopod_core::lifecycle::trusts;
+use monopod_ops::answer::absent_is_fine;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -98,7 +99,8 @@ impl Credentials {
             return Ok(());
         }
         let api = self.given(environment);
-        absent_is_fine(api.delete(&name, &DeleteParams::default()).await)
+        let deleted = api.delete(&name, &DeleteParams::default()).await;
+        Ok(absent_is_fine(deleted)?)
     }
 
     /// None if there is nothing to hand over to anybody.

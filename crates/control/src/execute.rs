@@ -15,6 +15,7 @@ use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{labels, messages};
 use monopod_core::lifecycle::{self, COOLING, Effect, Observed, lost_status};
+use monopod_ops::answer::absent_is_fine;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -216,7 +217,7 @@ impl Executor {
                 &Patch::Merge(patch),
             )
             .await;
-        absent_is_fine(patched)
+        Ok(absent_is_fine(patched)?)
     }
 
     /// Frees an interface's address.
@@ -233,7 +234,7 @@ impl Executor {
         let patched = api
             .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
             .await;
-        absent_is_fine(patched)
+        Ok(absent_is_fine(patched)?)
     }
 
     async fn bind(&self, subject: &Subject, node: &str) -> Result<(), ExecuteError> {
@@ -396,14 +397,14 @@ impl Executor {
             "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
         }});
         let api = self.all::<Environment>();
-        absent_is_fine(
+        Ok(absent_is_fine(
             api.patch(
                 &environment.name_any(),
                 &PatchParams::default(),
                 &Patch::Merge(patch),
             )
             .await,
-        )
+        )?)
     }
 
     async fn patch_pod_status(&self, subject: &Subject, status: Value) -> Result<(), ExecuteError> {
@@ -438,7 +439,9 @@ impl Executor {
         if let Some(uid) = uid {
             parameters = parameters.preconditions(only(uid));
         }
-        absent_is_fine(self.all::<K>().delete(name, &parameters).await)
+        Ok(absent_is_fine(
+            self.all::<K>().delete(name, &parameters).await,
+        )?)
     }
 
     async fn event(&self, pod: &Pod, type_: EventType, reason: &str, note: String) {
@@ -472,13 +475,5 @@ fn only(uid: &str) -> Preconditions {
     Preconditions {
         uid: Some(uid.to_owned()),
         resource_version: None,
-    }
-}
-
-pub(crate) fn absent_is_fine<T>(result: Result<T, kube::Error>) -> Result<(), ExecuteError> {
-    match result {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(error.into()),
     }
 }

@@ -1,6 +1,6 @@
 //! Carries out what `core` decides about Fargate profiles.
 
-use crate::execute::{ExecuteError, absent_is_fine};
+use crate::execute::ExecuteError;
 use crate::index::{Index, Shared};
 use crate::metrics::{Drained, Metrics};
 use jiff::Timestamp;
@@ -13,6 +13,7 @@ use monopod_api::environment::PodReference;
 use monopod_api::labels::{self, PROFILE_FINALIZER};
 use monopod_api::profile::FargateProfile;
 use monopod_core::profiles::{Decision, Effect, Observed, ProfilePod, Told, decide};
+use monopod_ops::answer::absent_is_fine;
 use monopod_ops::eviction::{self, Eviction};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -84,7 +85,7 @@ impl Profiles {
                 let patched = api
                     .patch_status(&name, &parameters, &Patch::Merge(patch))
                     .await;
-                absent_is_fine(patched)
+                Ok(absent_is_fine(patched)?)
             }
             Effect::Tell(name, told) => {
                 self.tell(profiles.get(&name), told).await;
@@ -159,7 +160,8 @@ impl Profiles {
             "uid": profile.uid(), "resourceVersion": profile.resource_version(), "finalizers": finalizers,
         }});
         let (api, parameters) = (self.profiles(), PatchParams::default());
-        absent_is_fine(api.patch(name, &parameters, &Patch::Merge(patch)).await)
+        let patched = api.patch(name, &parameters, &Patch::Merge(patch)).await;
+        Ok(absent_is_fine(patched)?)
     }
 
     async fn tell(&self, profile: Option<&FargateProfile>, told: Told) {

@@ -35,6 +35,7 @@ use monopod_core::image::endpoints::Registries;
 use monopod_core::image::garbage::Limits;
 use monopod_ops::admin::Readiness;
 use network::{NetworkError, Vpc};
+pub use owner::release_finalizer;
 use prometheus_client::registry::Registry;
 use registry::Puller;
 use serde::Deserialize;

@@ -2,6 +2,7 @@
 //! election, evictions.
 
 pub mod admin;
+pub mod answer;
 pub mod certificate;
 pub mod election;
 pub mod eviction;

@@ -1,7 +1,7 @@
 //! The end of a VM, and of its environment.
 
 use super::{RETRY, State, Tap, bounded, chain};
-use crate::files::absent_is_fine;
+use crate::files;
 use crate::hypervisor::{Hypervisor, Vm};
 use crate::{archive, credentials, network};
 use kube::api::{Patch, PatchParams};
@@ -9,6 +9,7 @@ use kube::{Api, ResourceExt};
 use monopod_api::environment::{Environment, EnvironmentPhase};
 use monopod_api::{labels, messages};
 use monopod_core::owner;
+use monopod_ops::answer::absent_is_fine;
 use serde_json::json;
 
 impl<H: Hypervisor> State<H> {
@@ -87,7 +88,7 @@ impl<H: Hypervisor> State<H> {
             tokio::time::sleep(RETRY).await;
         }
         let path = credentials::file(&self.context.options.directory, &self.name);
-        if let Err(error) = absent_is_fine(std::fs::remove_file(path)) {
+        if let Err(error) = files::absent_is_fine(std::fs::remove_file(path)) {
             tracing::error!(environment = %self.name, %error, "credentials stay behind");
         }
         let api: Api<Environment> = Api::all(self.context.client.clone());
@@ -104,7 +105,11 @@ impl<H: Hypervisor> State<H> {
     }
 }
 
-async fn release_finalizer(api: &Api<Environment>, ended: &Environment) -> Result<(), kube::Error> {
+/// Gives up a host's finalizer of an environment, whose VM has ended: by its owner, or in its place.
+pub async fn release_finalizer(
+    api: &Api<Environment>,
+    ended: &Environment,
+) -> Result<(), kube::Error> {
     let name = &ended.name_any();
     // An environment that has the name by now is another.
     let current = api.get_opt(name).await?;
@@ -119,12 +124,6 @@ async fn release_finalizer(api: &Api<Environment>, ended: &Environment) -> Resul
     let patch = json!({"metadata": {
         "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
     }});
-    match api
-        .patch(name, &PatchParams::default(), &Patch::Merge(patch))
-        .await
-    {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(answer)) if answer.code == 404 => Ok(()),
-        Err(error) => Err(error),
-    }
+    let parameters = PatchParams::default();
+    absent_is_fine(api.patch(name, &parameters, &Patch::Merge(patch)).await)
 }

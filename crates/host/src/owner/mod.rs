@@ -26,6 +26,7 @@ use crate::policy::View;
 use crate::status::Status;
 use crate::{Context, lease};
 use background::{Found, keep_credentials};
+pub use end::release_finalizer;
 use images::{Wanted, keep_image};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;

@@ -1,18 +1,19 @@
 //! `monopod host forget`: an operator says that a machine is gone, and with it all its VMs.
 
 use super::drain;
-use super::remove::{absent_is_fine, erase};
+use super::remove::erase;
 use crate::cluster::client;
 use crate::settings::Layout;
 use anyhow::{bail, ensure};
 use clap::Args;
 use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
+use kube::api::{DeleteParams, Preconditions};
 use kube::{Api, Client, ResourceExt};
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
-use monopod_api::{labels, names};
-use serde_json::json;
+use monopod_api::names;
+use monopod_host::release_finalizer;
+use monopod_ops::answer::absent_is_fine;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -89,18 +90,5 @@ async fn release(api: &Api<Environment>, environment: &Environment) -> anyhow::R
         resource_version: None,
     });
     absent_is_fine(api.delete(&name, &only).await)?;
-    let Some(current) = api.get_opt(&name).await? else {
-        return Ok(());
-    };
-    let finalizers = current.finalizers().iter();
-    let finalizers: Vec<&String> = finalizers
-        .filter(|f| *f != labels::HOST_FINALIZER)
-        .collect();
-    let patch = json!({"metadata": {
-        "uid": environment.uid(), "resourceVersion": current.resource_version(), "finalizers": finalizers,
-    }});
-    absent_is_fine(
-        api.patch(&name, &PatchParams::default(), &Patch::Merge(patch))
-            .await,
-    )
+    Ok(release_finalizer(api, environment).await?)
 }

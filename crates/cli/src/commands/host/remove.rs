@@ -10,6 +10,7 @@ use kube::api::DeleteParams;
 use kube::{Api, Client};
 use monopod_api::host::Host;
 use monopod_api::names;
+use monopod_ops::answer::absent_is_fine;
 use std::process::ExitCode;
 use std::time::Duration;
 
@@ -64,13 +65,5 @@ pub(super) async fn erase(admin: &Client, host: &str) -> anyhow::Result<()> {
     tokio::time::timeout(GONE, gone).await.with_context(|| {
         format!("the namespace {namespace} is still there after {GONE:?}; see its conditions, and repeat this")
     })??;
-    absent_is_fine(hosts.delete(host, &parameters).await)
-}
-
-pub(super) fn absent_is_fine<T>(result: Result<T, kube::Error>) -> anyhow::Result<()> {
-    match result {
-        Ok(_) => Ok(()),
-        Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
-        Err(error) => Err(error.into()),
-    }
+    Ok(absent_is_fine(hosts.delete(host, &parameters).await)?)
 }
