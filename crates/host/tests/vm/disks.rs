@@ -9,11 +9,6 @@ use std::time::Duration;
 
 /// Posts what `/name` in each image says, and the scratch disk's size in MiB.
 const SCRIPT: &str = r#"
-B=/bin/busybox
-post() {
-	body="{\"name\":\"$1\",\"timeNs\":0}"
-	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
-}
 disk() { for d in /sys/block/vd*; do [ "$($B cat $d/serial)" = $1 ] && echo /dev/${d##*/}; done; }
 image() {
 	$B mkdir -p /tmp/$1
@@ -89,11 +84,6 @@ async fn images_appear_in_slots_at_any_time() {
 
 /// Writes more than there is room for.
 const FILL: &str = r#"
-B=/bin/busybox
-post() {
-	body="{\"name\":\"$1\",\"timeNs\":0}"
-	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
-}
 $B dd if=/dev/zero of=/run/scratch/x bs=1M count=100 conv=fsync 2>/dev/null
 post "written=$?"
 exec $B sleep 3600

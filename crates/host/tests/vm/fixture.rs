@@ -28,7 +28,7 @@ pub(crate) struct Vms {
 
 impl Vms {
     /// VMs in which a shell script takes the node's place, once there is a task. It finds busybox at
-    /// `/bin/busybox`.
+    /// `/bin/busybox`, and can say something by [`POST`].
     pub(crate) fn with_node(network: &Network, script: &str) -> Self {
         Self::new(network, &overlay(script))
     }
@@ -172,6 +172,14 @@ until { /bin/busybox printf 'GET /v1/task HTTP/1.0\r\n\r\n'; /bin/busybox usleep
 	/bin/busybox usleep 100000
 done"#;
 
+/// How scripts say something, as a phase: `post NAME`. `$B` is busybox.
+const POST: &str = r#"
+B=/bin/busybox
+post() {
+	body="{\"name\":\"$1\",\"timeNs\":0}"
+	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
+}"#;
+
 fn overlay(script: &str) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for directory in ["bin", "sbin"] {
@@ -183,7 +191,7 @@ fn overlay(script: &str) -> Vec<u8> {
     let node = root.path().join("sbin/monopod-node");
     std::fs::write(
         &node,
-        format!("#!/bin/busybox sh\n{AWAIT_TASK}\n{script}\n"),
+        format!("#!/bin/busybox sh\n{AWAIT_TASK}\n{POST}\n{script}\n"),
     )
     .unwrap();
     std::fs::set_permissions(&node, Permissions::from_mode(0o755)).unwrap();
