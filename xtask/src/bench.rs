@@ -1,8 +1,8 @@
 //! `cargo xtask bench`: builds Monopod and the ordinary node that it is measured beside, then measures.
 
-use crate::dist::{build, cache, cargo, go_build, root, step, unless_done, with_dist};
+use crate::dist::{build, cache, cargo, root, step, unless_done, with_dist};
 use crate::kernel::run;
-use crate::{KUBERNETES_VERSION, images, packages};
+use crate::{KUBERNETES_VERSION, go, images, packages};
 use anyhow::{Context, Result};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -82,7 +82,7 @@ fn build_peer(out: &Path) -> Result<()> {
         println!("    kubelet {KUBERNETES_VERSION}");
         let flags =
             format!("-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}");
-        go_build(
+        go::build(
             "kubernetes",
             &flags,
             &out.join("kubelet"),

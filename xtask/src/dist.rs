@@ -9,7 +9,7 @@
 //! ```
 
 use crate::kernel::run;
-use crate::{KUBERNETES_VERSION, guest_image, helm, images, packages, sdk};
+use crate::{KUBERNETES_VERSION, go, guest_image, helm, images, packages, sdk};
 use anyhow::{Context, Result, ensure};
 use sha2::{Digest, Sha256};
 use std::path::{Path, PathBuf};
@@ -157,27 +157,8 @@ fn kubernetes(dist: &Path) -> Result<()> {
     unless_done(&dist.join("kubernetes"), &inputs, || {
         let flags =
             format!("-s -w -X k8s.io/component-base/version.gitVersion={KUBERNETES_VERSION}");
-        go_build("kubernetes", &flags, &dist.join("kubernetes"), ".")
+        go::build("kubernetes", &flags, &dist.join("kubernetes"), ".")
     })
-}
-
-/// Builds a package of one of the Go modules. Go's own cache makes a second time short.
-pub(crate) fn go_build(module: &str, linker_flags: &str, out: &Path, package: &str) -> Result<()> {
-    let partial = out.with_extension("partial");
-    run(Command::new("go")
-        .args([
-            "build",
-            "-trimpath",
-            "-buildvcs=false",
-            "-ldflags",
-            linker_flags,
-            "-o",
-        ])
-        .arg(&partial)
-        .arg(package)
-        .env("CGO_ENABLED", "0")
-        .current_dir(root().join(module)))?;
-    replace_if_changed(&partial, out)
 }
 
 fn monopod(dist: &Path) -> Result<()> {
@@ -193,7 +174,7 @@ fn monopod(dist: &Path) -> Result<()> {
 }
 
 /// A program that runs cannot be written to, but its name can be given to another file.
-fn replace_if_changed(partial: &Path, out: &Path) -> Result<()> {
+pub(crate) fn replace_if_changed(partial: &Path, out: &Path) -> Result<()> {
     std::fs::rename(partial, out).with_context(|| format!("cannot write {}", out.display()))
 }
 

@@ -1,7 +1,8 @@
 //! Images as OCI archives: busybox and nginx from Debian packages, agnhost and `CoreDNS` from their Go
 //! modules; for the tests Redis and Python from Debian. Each is one layer; the same inputs give the same archive.
 
-use crate::dist::{go_build, unless_done};
+use crate::dist::unless_done;
+use crate::go;
 use crate::kernel::{output, run};
 use anyhow::{Context, Result};
 use serde_json::{Value, json};
@@ -111,7 +112,7 @@ fn nginx(root: &Path, downloads: &Path) -> Result<Value> {
 
 fn agnhost(root: &Path, downloads: &Path) -> Result<Value> {
     base(root, downloads)?;
-    go_build(
+    go::build(
         "kubernetes",
         "-s -w",
         &root.join("agnhost"),
@@ -123,7 +124,7 @@ fn agnhost(root: &Path, downloads: &Path) -> Result<Value> {
 /// The program alone: it needs no shell, and whoever breaks into it finds none.
 fn coredns(root: &Path, _downloads: &Path) -> Result<Value> {
     accounts(root)?;
-    go_build("coredns", "-s -w", &root.join("coredns"), ".")?;
+    go::build("coredns", "-s -w", &root.join("coredns"), ".")?;
     Ok(
         json!({"Entrypoint": ["/coredns"], "Env": [PATH], "ExposedPorts": {"53/udp": {}, "53/tcp": {}}}),
     )

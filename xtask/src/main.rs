@@ -9,6 +9,7 @@ mod bench;
 mod chaos;
 mod checks;
 mod dist;
+mod go;
 mod guest_image;
 mod helm;
 mod images;
