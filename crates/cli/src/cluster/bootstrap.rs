@@ -25,20 +25,27 @@ const ESTABLISH: Duration = Duration::from_secs(30);
 
 /// Applies everything; what a user changed in the defaults stays.
 pub async fn apply(client: &Client, settings: &Settings) -> anyhow::Result<()> {
-    for text in [CRDS, RBAC, POLICIES] {
-        for object in documents(text)? {
-            server_side_apply(client, &object).await?;
-        }
+    for text in [CRDS, RBAC] {
+        apply_all(client, text).await?;
     }
-    apply_host(client, &settings.host_name).await?;
-    server_side_apply(client, &webhook(settings)?).await?;
+    // Before the policies: the API server refuses subnets until it has found the VPC that they are judged by.
     for object in documents(DEFAULTS)? {
         create_if_missing(client, &with_settings(object, settings)?).await?;
     }
+    apply_all(client, POLICIES).await?;
+    apply_host(client, &settings.host_name).await?;
+    server_side_apply(client, &webhook(settings)?).await?;
     if !settings.disable.contains(&AddOn::Coredns) {
         for object in documents(&coredns(settings))? {
             create_if_missing(client, &object).await?;
         }
+    }
+    Ok(())
+}
+
+async fn apply_all(client: &Client, text: &str) -> anyhow::Result<()> {
+    for object in documents(text)? {
+        server_side_apply(client, &object).await?;
     }
     Ok(())
 }
@@ -48,10 +55,7 @@ pub async fn apply_host(client: &Client, host: &str) -> anyhow::Result<()> {
     let text = HOST
         .replace("NAMESPACE", &names::host_namespace(host))
         .replace("HOST", host);
-    for object in documents(&text)? {
-        server_side_apply(client, &object).await?;
-    }
-    Ok(())
+    apply_all(client, &text).await
 }
 
 /// Waits until pods can be created in the namespace `default`, which needs its service account.

@@ -123,6 +123,12 @@ pub(crate) fn contract(cluster: &Cluster) {
 
 pub(crate) fn refusals(cluster: &Cluster) {
     let object = |kind: &str, name: &str, spec: serde_json::Value| json!({"apiVersion": "monopod.dev/v1alpha1", "kind": kind, "metadata": {"name": name}, "spec": spec});
+    let subnet = cluster
+        .get("", "subnet", "private-a")
+        .expect("a default subnet");
+    let cidr = subnet["spec"]["cidr"].as_str().expect("a range");
+    let part_of_subnet = cidr.replace("/20", "/28");
+    assert_ne!(part_of_subnet, cidr);
     let rule = |rule: serde_json::Value| object("SecurityGroup", "bad", json!({"ingress": [rule]}));
     for (manifest, message) in [
         (
@@ -156,6 +162,22 @@ pub(crate) fn refusals(cluster: &Cluster) {
         (
             object("Subnet", "bad", json!({"cidr": "10.9.0.0/33", "zone": "z"})),
             "cidr: an IPv4 range",
+        ),
+        (
+            object(
+                "Subnet",
+                "bad",
+                json!({"cidr": "192.168.0.0/24", "zone": "z"}),
+            ),
+            "spec.cidr: 192.168.0.0/24 is not in the VPC's range, 10.",
+        ),
+        (
+            object(
+                "Subnet",
+                "bad",
+                json!({"cidr": part_of_subnet, "zone": "z"}),
+            ),
+            "of the subnet private-a",
         ),
         (
             rule(json!({"protocol": "tcp", "fromPort": 80, "cidrs": ["10.0.0.0/8"]})),
