@@ -1,7 +1,7 @@
 //! Loads the compiled ruleset into the VPC's namespace.
 
 use super::command::{output, run};
-use super::{NetworkError, Vpc};
+use super::{Api, NetworkError, Vpc};
 use monopod_core::vpc::{Policy, compile};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -51,27 +51,29 @@ impl Firewall {
         Ok(())
     }
 
-    /// Looks whether the table is still what was loaded, and the machine's there, at which the API server
-    /// is published. If somebody changed or deleted one, all that the VPC has on this machine is made
-    /// again, and the next load is not spared.
+    /// Looks whether the table is still what was loaded, and whether the machine still has its route to the
+    /// pods and the table at which the API server is published. If somebody changed or deleted one, all that
+    /// the VPC has on this machine is made again, and the next load is not spared.
     pub async fn check(&mut self) -> Result<(), NetworkError> {
         let Some(loaded) = &self.loaded else {
             return Ok(());
         };
-        let intact = match (self.table().await, self.is_published().await) {
-            (Ok(table), Ok(())) => table == loaded.table,
-            (Err(error), _) | (_, Err(error)) => {
-                let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "a table of the VPC is not there");
-                false
-            }
-        };
+        let intact = self.is_intact(&loaded.table).await.unwrap_or_else(|error| {
+            let error = &error as &dyn std::error::Error;
+            tracing::warn!(error, "a part of the VPC is not there");
+            false
+        });
         if intact {
             return Ok(());
         }
-        tracing::warn!("somebody changed the VPC's nftables; loaded again");
+        tracing::warn!("somebody changed the VPC's nftables or routes; made again");
         self.loaded = None;
         super::ensure(&self.vpc).await
+    }
+
+    async fn is_intact(&self, loaded: &str) -> Result<bool, NetworkError> {
+        self.is_published().await?;
+        Ok(self.is_routed().await? && self.table().await? == loaded)
     }
 
     /// The VPC's table, without what is counted.
@@ -79,6 +81,18 @@ impl Firewall {
         let namespace = format!("--net={}", self.vpc.namespace_path().display());
         let list = ["nft", "--stateless", "list", "table", "inet", "monopod"];
         output("nsenter", &[&[namespace.as_str()], &list[..]].concat(), "").await
+    }
+
+    /// Whether the machine has its route to the pods, if it is to have one. It goes with the link or its
+    /// address too, as when a network service of the machine starts again.
+    async fn is_routed(&self) -> Result<bool, NetworkError> {
+        let Api::Link { inner, .. } = self.vpc.api else {
+            return Ok(true);
+        };
+        let (cidr, via) = (self.vpc.cidr.to_string(), inner.to_string());
+        let device = self.vpc.host_device();
+        let show = ["route", "show", &cidr, "via", &via, "dev", &device];
+        Ok(!output("ip", &show, "").await?.trim().is_empty())
     }
 
     /// An error if the machine's table must be there, and is not.

@@ -5,7 +5,7 @@ mod two_machines;
 
 use fixture::{Fixture, PATIENCE, denied, sh, tcp};
 use monopod_api::network::SecurityGroupSpec;
-use monopod_host::network::{self, Firewall, Interface};
+use monopod_host::network::{self, API_DEVICE, Firewall, Interface};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
@@ -157,6 +157,34 @@ fn rules_that_somebody_removes_are_loaded_again() {
     }
     fixture.runtime.block_on(firewall.check()).expect("checks");
     load(&mut firewall);
+}
+
+/// A network service of the machine that starts again takes away what it does not know.
+#[test]
+fn the_machines_way_to_the_pods_comes_back() {
+    let fixture = Fixture::new();
+    let mut firewall = Firewall::new(fixture.vpc.clone());
+    let policy = fixture.policy(&[], &[]);
+    let device = format!("{}-api", fixture.vpc.name);
+    for removal in [
+        format!("ip route delete {}", fixture.vpc.cidr),
+        format!("ip address flush dev {device}"),
+        format!("ip link set {device} down"),
+        format!("ip link delete {device}"),
+    ] {
+        let loaded = fixture.runtime.block_on(firewall.load(policy.clone()));
+        loaded.expect("loads");
+        sh(&removal);
+        fixture.runtime.block_on(firewall.check()).expect("checks");
+        let pod = fixture.address(10);
+        sh(&format!("ip route get {pod} | grep -w {device}"));
+        // And back from the other end.
+        let namespace = fixture.vpc.namespace();
+        let api = fixture.vpc.api.address();
+        sh(&format!(
+            "ip -n {namespace} route get {api} | grep -w {API_DEVICE}"
+        ));
+    }
 }
 
 /// As kube-proxy translates it, from a service's address to a pod's.
