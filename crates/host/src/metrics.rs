@@ -1,5 +1,6 @@
 //! Figures of the host process. Label values come from closed sets, never from a guest.
 
+use crate::registry::PullError;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
@@ -20,7 +21,8 @@ pub(crate) struct Metrics {
     guests: Family<Figure, Gauge>,
     pub(crate) vms: Gauge,
     pub(crate) pool: Gauge,
-    pub(crate) failures: Counter,
+    failures: Family<Failed, Counter>,
+    pulls: Family<Pull, Counter>,
     pub(crate) proxy_starts: Counter,
 }
 
@@ -28,6 +30,62 @@ pub(crate) struct Metrics {
 struct Phase {
     phase: &'static str,
 }
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Failed {
+    category: &'static str,
+}
+
+#[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
+struct Pull {
+    outcome: &'static str,
+}
+
+/// What ended an environment before its pod did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum VmFailure {
+    /// Its VM could not be started.
+    NotStarted,
+    /// A restarted host process could not take its VM over.
+    NotAdopted,
+    /// Its VM was gone when the host process started.
+    Gone,
+    /// Its VM died.
+    Died,
+    /// Its guest gave up, and said why.
+    Guest,
+    /// Somebody removed its tap.
+    Unplugged,
+    /// Its guest speaks another version.
+    Incompatible,
+}
+
+impl VmFailure {
+    const ALL: [Self; 7] = [
+        Self::NotStarted,
+        Self::NotAdopted,
+        Self::Gone,
+        Self::Died,
+        Self::Guest,
+        Self::Unplugged,
+        Self::Incompatible,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::NotStarted => "not_started",
+            Self::NotAdopted => "not_adopted",
+            Self::Gone => "gone",
+            Self::Died => "died",
+            Self::Guest => "guest",
+            Self::Unplugged => "unplugged",
+            Self::Incompatible => "incompatible",
+        }
+    }
+}
+
+/// How a pull ends, beside the categories of its errors.
+const PULLED: &str = "pulled";
 
 #[derive(Clone, Debug, Hash, PartialEq, Eq, EncodeLabelSet)]
 struct Figure {
@@ -47,7 +105,8 @@ impl Metrics {
             guests: Family::default(),
             vms: Gauge::default(),
             pool: Gauge::default(),
-            failures: Counter::default(),
+            failures: Family::default(),
+            pulls: Family::default(),
             proxy_starts: Counter::default(),
         };
         registry.register(
@@ -68,9 +127,21 @@ impl Metrics {
         );
         registry.register(
             "vm_failures",
-            "VMs that could not be started or died",
+            "VMs that could not be started or died, by what happened",
             metrics.failures.clone(),
         );
+        registry.register(
+            "image_pulls",
+            "Images that registries were asked for, once for each pod, by outcome",
+            metrics.pulls.clone(),
+        );
+        // From the beginning, so that an increase from zero is seen.
+        for category in VmFailure::ALL.map(VmFailure::name) {
+            drop(metrics.failures.get_or_create(&Failed { category }));
+        }
+        for outcome in [&[PULLED], &PullError::CATEGORIES[..]].concat() {
+            drop(metrics.pulls.get_or_create(&Pull { outcome }));
+        }
         registry.register(
             "kube_proxy_starts",
             "How often kube-proxy was started",
@@ -84,6 +155,18 @@ impl Metrics {
         self.phases
             .get_or_create(&Phase { phase })
             .observe(seconds.max(0.0));
+    }
+
+    /// Counts an environment that failed.
+    pub(crate) fn failed(&self, category: VmFailure) {
+        let category = category.name();
+        self.failures.get_or_create(&Failed { category }).inc();
+    }
+
+    /// Counts a pull that ended.
+    pub(crate) fn pulled<T>(&self, pull: &Result<T, PullError>) {
+        let outcome = pull.as_ref().err().map_or(PULLED, PullError::category);
+        self.pulls.get_or_create(&Pull { outcome }).inc();
     }
 
     /// Keeps a guest's figure, if it is one of ours.

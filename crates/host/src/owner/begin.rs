@@ -2,6 +2,7 @@
 
 use super::{State, Tap, chain, is_deleted, limit};
 use crate::hypervisor::{Events, Hypervisor, Vm, VmSpec};
+use crate::metrics::VmFailure;
 use crate::network;
 use crate::policy::View;
 use monopod_api::environment::{Environment, EnvironmentPhase};
@@ -35,7 +36,7 @@ impl<H: Hypervisor> State<H> {
         let adopted = match self.context.hypervisor.adopt(&self.name).await {
             Ok(adopted) => adopted,
             Err(error) => {
-                self.fail(&chain(&error)).await;
+                self.fail(VmFailure::NotAdopted, &chain(&error)).await;
                 return None;
             }
         };
@@ -48,8 +49,11 @@ impl<H: Hypervisor> State<H> {
             (Begin::Adopt, Some((vm, events))) => self.adopt(vm, events).await,
             (Begin::Start, _) => self.start(updates).await,
             (Begin::Lost | Begin::Adopt, _) => {
-                self.fail("the VM was gone when the host process started")
-                    .await;
+                self.fail(
+                    VmFailure::Gone,
+                    "the VM was gone when the host process started",
+                )
+                .await;
                 None
             }
             (Begin::Nothing, _) => None,
@@ -60,7 +64,7 @@ impl<H: Hypervisor> State<H> {
         tracing::info!(environment = %self.name, pod = %self.environment.spec.pod.uid, "VM adopted");
         // The host process may have ended before it did so.
         if let Err(message) = self.plug(vm.id()).await {
-            self.fail(&message).await;
+            self.fail(VmFailure::NotAdopted, &message).await;
             return None;
         }
         for (_, squashfs) in vm.attached() {
@@ -92,7 +96,7 @@ impl<H: Hypervisor> State<H> {
                 Some(events)
             }
             Err(message) => {
-                self.fail(&message).await;
+                self.fail(VmFailure::NotStarted, &message).await;
                 None
             }
         }

@@ -3,6 +3,7 @@
 use super::{RETRY, State, Tap, bounded, chain};
 use crate::files;
 use crate::hypervisor::{Hypervisor, Vm};
+use crate::metrics::VmFailure;
 use crate::{archive, credentials, network};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, ResourceExt};
@@ -10,12 +11,17 @@ use monopod_api::environment::{Environment, EnvironmentPhase};
 use monopod_api::{labels, messages};
 use monopod_core::owner;
 use monopod_ops::answer::absent_is_fine;
+use monopod_wire::Ended;
 use serde_json::json;
 
 impl<H: Hypervisor> State<H> {
     pub(super) async fn exited(&mut self) {
+        let category = match &self.ended {
+            Some(Ended::Failed { .. }) => VmFailure::Guest,
+            _said_nothing => VmFailure::Died,
+        };
         if let Some(message) = owner::failure(self.ended.take()) {
-            return self.fail(&bounded(message)).await;
+            return self.fail(category, &bounded(message)).await;
         }
         self.free().await;
         self.status.enter(EnvironmentPhase::Finished);
@@ -23,13 +29,16 @@ impl<H: Hypervisor> State<H> {
 
     /// The VM can never reach anybody again: a tap is made with its process.
     pub(super) async fn unplugged(&mut self) {
-        self.fail("somebody removed the tap of the VM's network interface")
-            .await;
+        self.fail(
+            VmFailure::Unplugged,
+            "somebody removed the tap of the VM's network interface",
+        )
+        .await;
     }
 
-    pub(super) async fn fail(&mut self, message: &str) {
+    pub(super) async fn fail(&mut self, category: VmFailure, message: &str) {
         tracing::warn!(environment = %self.name, pod = %self.environment.spec.pod.uid, message, "environment failed");
-        self.context.metrics.failures.inc();
+        self.context.metrics.failed(category);
         self.free().await;
         self.status
             .fail(messages::ENVIRONMENT_LOST, message.to_owned());

@@ -199,7 +199,9 @@ async fn attempt<H: Hypervisor>(
                 let _told = found.try_send(progress).is_ok();
             }
         })
-        .await?;
+        .await;
+    context.metrics.pulled(&acquired);
+    let acquired = acquired?;
     let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     let pulled = Pulled {
         pull_ms: milliseconds(acquired.pull),

@@ -22,6 +22,7 @@ mod telling;
 use crate::archive::Archive;
 use crate::credentials::{self, Issued};
 use crate::hypervisor::{Events, Hypervisor, HypervisorError, Vm, VmEvent};
+use crate::metrics::VmFailure;
 use crate::policy::View;
 use crate::status::Status;
 use crate::{Context, lease};
@@ -344,8 +345,8 @@ impl<H: Hypervisor> State<H> {
                 GuestMessage::Hello(_) | GuestMessage::Rehearsed | GuestMessage::Unknown,
             ) => {}
             VmEvent::Incompatible { version } => {
-                self.fail(&chain(&HypervisorError::Incompatible { version }))
-                    .await;
+                let error = HypervisorError::Incompatible { version };
+                self.fail(VmFailure::Incompatible, &chain(&error)).await;
             }
             VmEvent::Connected(Stage::Boot) | VmEvent::Disconnected => self.listening = false,
             VmEvent::Exited => self.exited().await,

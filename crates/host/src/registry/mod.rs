@@ -67,6 +67,23 @@ pub enum PullError {
     Shared(String),
 }
 
+impl PullError {
+    /// What [`PullError::category`] may say.
+    pub(crate) const CATEGORIES: [&'static str; 5] =
+        ["resolve", "download", "unpack", "store", "shared"];
+
+    /// As metrics name it.
+    pub(crate) fn category(&self) -> &'static str {
+        match self {
+            Self::Resolve { .. } => "resolve",
+            Self::Download { .. } => "download",
+            Self::Unpack { .. } => "unpack",
+            Self::Store(_) => "store",
+            Self::Shared(_) => "shared",
+        }
+    }
+}
+
 /// Why a registry did not give what it was asked for.
 #[derive(Debug, thiserror::Error)]
 pub enum RegistryError {

@@ -113,4 +113,19 @@ pub(crate) fn counted(cluster: &Cluster) {
         "monopod_control_subnet_free_addresses{subnet=\"private-a\"}",
     );
     assert!(free > Some(0.0), "{free:?}");
+    let pulls = "monopod_host_image_pulls_total{outcome=\"resolve\"}";
+    let before = value(cluster, pulls).expect("each outcome has its zero");
+    let mut pod = shell_pod("counted", "imageless", "true");
+    // Nothing listens there.
+    pod["spec"]["containers"][0]["image"] = json!("127.0.0.1:1/none");
+    cluster.apply(&pod);
+    wait("the failed pull is counted", START, || {
+        let now = value(cluster, pulls);
+        (now > Some(before))
+            .then_some(())
+            .ok_or(format!("{now:?} after {before}"))
+    });
+    let died = value(cluster, "monopod_host_vm_failures_total{category=\"died\"}");
+    assert!(died.is_some(), "each category has its zero");
+    cluster.kubectl(&["delete", "namespace", "counted", "--wait=false"]);
 }
