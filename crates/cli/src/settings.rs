@@ -365,6 +365,15 @@ impl Layout {
         self.data.join("host")
     }
 
+    /// Environments that have something left in the host's directory; none if there is none.
+    pub fn environments(&self) -> Vec<String> {
+        let entries = std::fs::read_dir(self.host().join("vms"));
+        let names = entries.into_iter().flatten().flatten();
+        names
+            .filter_map(|entry| entry.file_name().into_string().ok())
+            .collect()
+    }
+
     /// The supervisor's lock, which holds its process id.
     pub fn supervisor(&self) -> PathBuf {
         self.data.join("supervisor.pid")

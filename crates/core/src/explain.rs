@@ -2,7 +2,7 @@
 
 use crate::lifecycle;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
 use monopod_api::environment::{Environment, EnvironmentPhase, ImagePhase};
 use monopod_api::messages;
 use serde::Serialize;
@@ -18,8 +18,13 @@ pub struct Explanation {
     pub next: String,
 }
 
-/// Explains a pod by what there is of it.
-pub fn explain(pod: &Pod, environment: Option<&Environment>, now: Timestamp) -> Explanation {
+/// Explains a pod by what there is of it. `events` are those of its namespace.
+pub fn explain(
+    pod: &Pod,
+    environment: Option<&Environment>,
+    events: &[Event],
+    now: Timestamp,
+) -> Explanation {
     let status = pod.status.clone().unwrap_or_default();
     let phase = status.phase.as_deref().unwrap_or("Pending");
     let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
@@ -43,7 +48,7 @@ pub fn explain(pod: &Pod, environment: Option<&Environment>, now: Timestamp) -> 
         return deleted(end.0, environment, now);
     }
     match (node, environment) {
-        (Some(node), _) => bound(pod, node, environment),
+        (Some(node), _) => bound(pod, node, environment, events),
         (None, Some(environment)) => on_its_way(environment, now),
         (None, None) => waits(pod, now),
     }
@@ -65,12 +70,20 @@ fn deleted(end: Timestamp, environment: Option<&Environment>, now: Timestamp) ->
     }
 }
 
-fn bound(pod: &Pod, node: &str, environment: Option<&Environment>) -> Explanation {
+fn bound(
+    pod: &Pod,
+    node: &str,
+    environment: Option<&Environment>,
+    events: &[Event],
+) -> Explanation {
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.init_container_statuses.iter().flatten();
     let containers = containers.chain(status.container_statuses.iter().flatten());
     let mut because: Vec<String> = containers.filter_map(waiting).collect();
     because.extend(environment.iter().flat_map(|e| images(e)));
+    if !is_ready(pod) {
+        because.extend(last_warning(pod, events));
+    }
     let host = environment.map_or("an unknown host", |e| e.spec.host.as_str());
     let next = if because.is_empty() {
         "Nothing is in its way.".to_owned()
@@ -83,6 +96,36 @@ fn bound(pod: &Pod, node: &str, environment: Option<&Environment>) -> Explanatio
         because,
         next,
     }
+}
+
+fn is_ready(pod: &Pod) -> bool {
+    let conditions = pod
+        .status
+        .iter()
+        .flat_map(|s| s.conditions.iter().flatten());
+    conditions
+        .into_iter()
+        .any(|condition| condition.type_ == "Ready" && condition.status == "True")
+}
+
+/// What its node said last of what failed: a volume that is not there, a probe.
+fn last_warning(pod: &Pod, events: &[Event]) -> Option<String> {
+    let time = |event: &Event| {
+        let last = event.last_timestamp.as_ref().map(|time| time.0);
+        last.or_else(|| event.event_time.as_ref().map(|time| time.0))
+    };
+    let is_its = |event: &&Event| {
+        event.type_.as_deref() == Some("Warning") && event.involved_object.uid == pod.metadata.uid
+    };
+    let last = events
+        .iter()
+        .filter(is_its)
+        .max_by_key(|event| time(event))?;
+    Some(format!(
+        "Its last warning is {}: {}",
+        last.reason.as_deref().unwrap_or("without a reason"),
+        last.message.as_deref().unwrap_or("it says no more")
+    ))
 }
 
 /// What keeps a container from running.
@@ -284,8 +327,36 @@ mod tests {
             ),
         ];
         for (pod, environment, words) in cases {
-            let told = serde_json::to_string(&explain(&pod, environment, now)).expect("text");
+            let told = serde_json::to_string(&explain(&pod, environment, &[], now)).expect("text");
             assert!(told.contains(words), "{words}: {told}");
         }
+    }
+    /// A missing volume is told by an event only; one of another pod of the name, or of a pod that is well, is not.
+    #[test]
+    fn the_last_warning_of_a_pod_that_is_not_ready_is_told() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let event = |uid: &str, kind: &str, minute: u32, message: &str| -> Event {
+            serde_json::from_value(json!({"metadata": {}, "involvedObject": {"uid": uid}, "type": kind,
+                "reason": "FailedMount", "message": message, "lastTimestamp": format!("2026-01-01T00:{minute:02}:00Z")}))
+            .expect("an event")
+        };
+        let events = [
+            event("uid-1", "Warning", 1, "older"),
+            event("uid-1", "Warning", 2, "no configmap c"),
+            event("uid-1", "Normal", 3, "pulled"),
+            event("uid-2", "Warning", 4, "another pod's"),
+        ];
+        let told = |ready: &str| {
+            let pod = changed(
+                &json!({"spec": {"nodeName": "n"}, "status": {"phase": "Pending",
+                "conditions": [{"type": "Ready", "status": ready}]}}),
+            );
+            explain(&pod, None, &events, now).because
+        };
+        assert_eq!(
+            told("False"),
+            ["Its last warning is FailedMount: no configmap c"]
+        );
+        assert_eq!(told("True"), [""; 0]);
     }
 }

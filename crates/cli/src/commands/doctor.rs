@@ -8,6 +8,8 @@ use clap::Args;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
+use monopod_api::network::{SecurityGroup, Vpc};
+use monopod_api::profile::PodExecutionRole;
 use monopod_core::doctor::{Cluster, Finding, Machine, cluster, machine, strays};
 use serde::de::DeserializeOwned;
 use std::collections::BTreeSet;
@@ -95,7 +97,6 @@ fn print(findings: &[Finding]) {
 }
 
 fn this_machine(layout: &Layout, settings: Option<&Settings>) -> Machine {
-    let vms = std::fs::read_dir(layout.host().join("vms"));
     Machine {
         missing_programs: PROGRAMS
             .into_iter()
@@ -103,13 +104,9 @@ fn this_machine(layout: &Layout, settings: Option<&Settings>) -> Machine {
             .collect(),
         missing_features: missing_features(),
         disk: disk(&layout.data),
-        vms: vms
-            .into_iter()
-            .flatten()
-            .flatten()
-            .filter_map(|entry| entry.file_name().into_string().ok())
-            .collect(),
+        vms: layout.environments().into_iter().collect(),
         host: settings.map(|s| s.host_name.clone()).unwrap_or_default(),
+        joined: settings.is_some_and(|s| s.joined.is_some()),
     }
 }
 
@@ -153,39 +150,49 @@ fn disk(data: &Path) -> Option<(u64, u64)> {
 /// A machine that joined sees only what its host may.
 async fn whole_cluster(layout: &Layout, settings: &Settings) -> anyhow::Result<Cluster> {
     let client = client::connect(&layout.kubeconfig(settings.user())).await?;
-    let gather = async {
-        let mut all = Cluster {
-            subnets: list(&client).await?,
-            interfaces: list(&client).await?,
-            hosts: list(&client).await?,
-            environments: list(&client).await?,
-            ..Cluster::default()
-        };
-        if settings.joined.is_some() {
-            all.pods = all
-                .environments
-                .iter()
-                .map(|e| e.spec.pod.uid.clone())
-                .collect();
-            return Ok(all);
-        }
-        all.daemon_sets = list(&client).await?;
-        let nodes: Vec<Node> = list(&client).await?;
-        all.nodes = nodes.iter().map(ResourceExt::name_any).collect();
-        let pods: Vec<Pod> = list(&client).await?;
-        all.pods = pods
-            .iter()
-            .filter_map(ResourceExt::uid)
-            .collect::<BTreeSet<_>>();
-        Ok(all)
-    };
-    tokio::time::timeout(PATIENCE, gather).await?
+    let mut all = Cluster::default();
+    tokio::time::timeout(PATIENCE, gather(&client, settings, &mut all)).await??;
+    Ok(all)
 }
 
-async fn list<K>(client: &Client) -> anyhow::Result<Vec<K>>
+async fn gather(client: &Client, settings: &Settings, all: &mut Cluster) -> anyhow::Result<()> {
+    let undefined = &mut all.undefined;
+    all.subnets = list(client, undefined).await?;
+    all.interfaces = list(client, undefined).await?;
+    all.hosts = list(client, undefined).await?;
+    all.environments = list(client, undefined).await?;
+    if settings.joined.is_some() {
+        let pods = all.environments.iter().map(|e| e.spec.pod.uid.clone());
+        all.pods = pods.collect();
+        return Ok(());
+    }
+    list::<Vpc>(client, undefined).await?;
+    list::<SecurityGroup>(client, undefined).await?;
+    list::<PodExecutionRole>(client, undefined).await?;
+    all.profiles = Some(list(client, undefined).await?);
+    all.daemon_sets = list(client, undefined).await?;
+    let nodes: Vec<Node> = list(client, undefined).await?;
+    all.nodes = nodes.iter().map(ResourceExt::name_any).collect();
+    let mut pods: Vec<Pod> = list(client, undefined).await?;
+    all.pods = pods.iter().filter_map(ResourceExt::uid).collect();
+    let has_node = |pod: &Pod| pod.spec.as_ref().is_some_and(|s| s.node_name.is_some());
+    pods.retain(|pod| !has_node(pod));
+    all.waiting = pods;
+    Ok(())
+}
+
+/// All objects of a kind, or none and the name of its definition if that is gone.
+async fn list<K>(client: &Client, undefined: &mut BTreeSet<String>) -> anyhow::Result<Vec<K>>
 where
     K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
 {
     let api: Api<K> = Api::all(client.clone());
-    Ok(api.list(&ListParams::default()).await?.items)
+    match api.list(&ListParams::default()).await {
+        Ok(list) => Ok(list.items),
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            undefined.insert(format!("{}.{}", K::plural(&()), K::group(&())));
+            Ok(Vec::new())
+        }
+        Err(error) => Err(error.into()),
+    }
 }

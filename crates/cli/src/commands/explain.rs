@@ -6,7 +6,8 @@ use crate::settings::Layout;
 use anyhow::Context;
 use clap::Args;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::api::core::v1::{Event, Pod};
+use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use monopod_api::environment::Environment;
 use monopod_api::names;
@@ -39,10 +40,13 @@ impl Explain {
             .get_opt(&name)
             .await?
             .with_context(|| format!("there is no pod {namespace}/{name}"))?;
+        let uid = pod.uid().unwrap_or_default();
+        let of_it = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
+        let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
+        let events = events.list(&of_it).await?.items;
         let environments: Api<Environment> = Api::all(client);
-        let of = names::environment(&pod.uid().unwrap_or_default());
-        let environment = environments.get_opt(&of).await?;
-        let told = explain(&pod, environment.as_ref(), Timestamp::now());
+        let environment = environments.get_opt(&names::environment(&uid)).await?;
+        let told = explain(&pod, environment.as_ref(), &events, Timestamp::now());
         match output {
             Output::Json => println!("{:#}", json!(told)),
             Output::Table => {

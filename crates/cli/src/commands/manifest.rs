@@ -9,7 +9,7 @@ use std::path::Path;
 /// Largest manifest; the API server takes no larger object.
 const LIMIT: u64 = 3 << 20;
 
-/// Reads the pod of a YAML or JSON file; `-` is standard input.
+/// Reads the first pod of a YAML or JSON file, whatever else is in it; `-` is standard input.
 pub(crate) fn read_pod(file: &Path) -> anyhow::Result<Pod> {
     let mut text = String::new();
     let name = file.display();
@@ -25,9 +25,9 @@ pub(crate) fn read_pod(file: &Path) -> anyhow::Result<Pod> {
     );
     // As kubectl reads it, `n` and `y` are texts.
     let options = serde_saphyr::options! { strict_booleans: true };
-    let object: Value = serde_saphyr::from_str_with_options(&text, options)
-        .with_context(|| format!("{name} is not one YAML object"))?;
-    let pod = pod_of(&object)
+    let objects: Vec<Value> = serde_saphyr::from_multiple_with_options(&text, options)
+        .with_context(|| format!("{name} is not YAML"))?;
+    let pod = objects.iter().find_map(pod_of)
         .with_context(|| format!("{name} holds no pod: give a Pod, or what has a pod template (Deployment, StatefulSet, Job, CronJob)"))?;
     serde_json::from_value(pod).with_context(|| format!("{name} holds no valid pod"))
 }
@@ -73,6 +73,9 @@ mod tests {
                 "kind: Deployment\nmetadata: {{name: n, namespace: ns}}\nspec: {{template: {{spec: {container}}}}}"
             ),
             format!(
+                "---\nkind: Service\nspec: {{}}\n---\nkind: Job\nmetadata: {{name: n, namespace: ns}}\nspec: {{template: {{spec: {container}}}}}\n---\nkind: Pod\nspec: {{}}"
+            ),
+            format!(
                 "kind: CronJob\nmetadata: {{name: n, namespace: ns}}\nspec: {{jobTemplate: {{spec: {{template: {{spec: {container}}}}}}}}}"
             ),
         ] {
@@ -87,7 +90,7 @@ mod tests {
     fn what_holds_no_pod_is_named() {
         for (text, part) in [
             ("kind: Service\nspec: {}", "holds no pod"),
-            ("[1, 2", "not one YAML object"),
+            ("[1, 2", "is not YAML"),
             ("kind: Pod\nspec: {containers: 3}", "no valid pod"),
             ("", "holds no pod"),
         ] {

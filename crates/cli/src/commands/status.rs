@@ -34,6 +34,8 @@ pub(crate) enum Output {
 #[serde(rename_all = "camelCase")]
 struct Report {
     running: bool,
+    /// Environments whose VMs go on without the cluster, after `down --keep-pods`.
+    kept: Vec<String>,
     parts: Vec<PartLine>,
     hosts: Vec<HostLine>,
     environments: Vec<EnvironmentLine>,
@@ -98,11 +100,13 @@ async fn report(layout: &Layout) -> anyhow::Result<Report> {
     let settings = layout.read_settings()?;
     let mut report = Report {
         running: running(layout)?,
+        kept: Vec::new(),
         parts: Vec::new(),
         hosts: Vec::new(),
         environments: Vec::new(),
     };
     if !report.running {
+        report.kept = layout.environments();
         return Ok(report);
     }
     for phase in read_progress(layout)
@@ -173,6 +177,12 @@ async fn objects(layout: &Layout, user: &str, report: &mut Report) -> anyhow::Re
 fn print(report: &Report) {
     if !report.running {
         println!("The cluster is stopped. Start it with `monopod up`.");
+        if !report.kept.is_empty() {
+            println!(
+                "The VMs of {} environments may go on without it: `monopod up` takes them over, `monopod down` ends them.",
+                report.kept.len()
+            );
+        }
         return;
     }
     let yes_no = |yes: bool| if yes { "yes" } else { "NO" }.to_owned();

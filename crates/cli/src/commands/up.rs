@@ -3,12 +3,13 @@
 use super::supervise::{claim_name, programs};
 use crate::cluster::parts::Programs;
 use crate::cluster::supervisor::{Phase, Progress};
-use crate::settings::{HostSettings, Layout, Settings};
+use crate::settings::{DEFAULT_DATA, HostSettings, Layout, Settings};
 use anyhow::Context;
 use clap::{Args, Parser};
 use rustix::fs::{FlockOperation, flock};
 use std::fs;
 use std::io::{IsTerminal, Write};
+use std::path::Path;
 use std::process::{Child, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
@@ -50,14 +51,22 @@ pub(super) async fn start(
     if foreground {
         return super::supervise::run(layout).await;
     }
+    let data = layout.data.display();
+    let named = if layout.data == Path::new(DEFAULT_DATA) {
+        String::new()
+    } else {
+        format!(" --data {data}")
+    };
     let (what, hint) = match settings.joined {
         Some(_) => (
             "host",
-            "Try on the cluster's machine: monopod kubectl get hosts",
+            "Try on the cluster's machine: monopod kubectl get hosts".to_owned(),
         ),
-        None => ("cluster", "Try: monopod kubectl get nodes,pods -A"),
+        None => (
+            "cluster",
+            format!("Try: monopod{named} kubectl get nodes,pods -A"),
+        ),
     };
-    let data = layout.data.display();
     let started = if running(layout)? {
         println!("The {what} in {data} is running already.");
         None
@@ -149,7 +158,7 @@ fn clear(layout: &Layout) -> anyhow::Result<()> {
     }
 }
 
-fn start_supervisor(layout: &Layout, monopod: &std::path::Path) -> anyhow::Result<Child> {
+fn start_supervisor(layout: &Layout, monopod: &Path) -> anyhow::Result<Child> {
     let path = layout.log("supervisor");
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent)?;

@@ -1,14 +1,17 @@
 //! What is wrong with a machine or a cluster, and what to do about it.
 
+mod profiles;
+
 use crate::addresses;
 use ipnet::Ipv4Net;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{NodeSelectorTerm, Toleration};
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, Toleration};
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
 use monopod_api::labels::{COMPUTE_TYPE, COMPUTE_TYPE_FARGATE};
 use monopod_api::names;
 use monopod_api::network::{NetworkInterface, Subnet};
+use monopod_api::profile::FargateProfile;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
@@ -56,6 +59,8 @@ pub struct Machine {
     pub vms: BTreeSet<String>,
     /// The host whose directory it is.
     pub host: String,
+    /// Whether it joined the cluster of another machine.
+    pub joined: bool,
 }
 
 /// What a cluster has.
@@ -75,6 +80,12 @@ pub struct Cluster {
     pub nodes: BTreeSet<String>,
     /// Uids of all pods.
     pub pods: BTreeSet<String>,
+    /// Pods that have no node.
+    pub waiting: Vec<Pod>,
+    /// All of them, if they may be read.
+    pub profiles: Option<Vec<FargateProfile>>,
+    /// Names of the definitions that are not there: `environments.monopod.dev`.
+    pub undefined: BTreeSet<String>,
 }
 
 /// What is wrong with a machine.
@@ -112,7 +123,15 @@ pub fn machine(machine: &Machine) -> Vec<Finding> {
 
 /// What is wrong with a cluster.
 pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
-    let mut findings = Vec::new();
+    let undefined = cluster.undefined.iter().map(|name| {
+        Finding::new(
+            format!("definition {name}"),
+            "it is gone, and all objects of its kind with it",
+            "`monopod down --keep-pods` and `monopod up` define it again; then apply your objects anew",
+        )
+    });
+    let mut findings: Vec<Finding> = undefined.collect();
+    findings.extend(profiles::findings(cluster));
     findings.extend(cluster.daemon_sets.iter().filter_map(daemon_set));
     findings.extend(
         cluster
@@ -132,26 +151,37 @@ pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
     findings
 }
 
-/// VMs of this machine that no environment of the cluster names.
+/// What this machine has that the cluster does not know: its VMs, or itself.
 pub fn strays(machine: &Machine, cluster: &Cluster) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    let is_known = |host: &Host| host.metadata.name.as_deref() == Some(&machine.host);
+    if !cluster.hosts.iter().any(is_known) {
+        let remedy = if machine.joined {
+            "if it does not come back within a minute, its namespace was deleted: `monopod down` here, then join with a new token"
+        } else {
+            "if it does not come back within a minute, its namespace was deleted: `monopod down --keep-pods`, then `monopod up`"
+        };
+        findings.push(Finding::new(
+            format!("host {}", machine.host),
+            "the cluster does not know this machine",
+            remedy,
+        ));
+    }
     let known: BTreeSet<&str> = cluster
         .environments
         .iter()
         .filter(|environment| environment.spec.host == machine.host)
         .filter_map(|environment| environment.metadata.name.as_deref())
         .collect();
-    machine
-        .vms
-        .iter()
-        .filter(|name| !known.contains(name.as_str()))
-        .map(|name| {
-            Finding::new(
-                format!("VM {name}"),
-                "no environment of the cluster names it",
-                "its host ends it within seconds; if it stays, restart the host process and see its log",
-            )
-        })
-        .collect()
+    let unknown = machine.vms.iter().filter(|vm| !known.contains(vm.as_str()));
+    findings.extend(unknown.map(|name| {
+        Finding::new(
+            format!("VM {name}"),
+            "no environment of the cluster names it",
+            "its host ends it within seconds; if it stays, restart the host process and see its log",
+        )
+    }));
+    findings
 }
 
 fn is_short(free: u64, all: u64, percent: u64) -> bool {
@@ -356,6 +386,11 @@ mod tests {
         .expect("a DaemonSet")
     }
 
+    fn machine_of(name: &str) -> Host {
+        let spec = json!({"region": "r", "zone": "z", "memoryMib": 1024, "cpuMillis": 1000});
+        Host::new(name, serde_json::from_value(spec).expect("a host"))
+    }
+
     #[test]
     fn daemon_sets_that_want_a_pod_on_each_node_are_found() {
         let everywhere = json!([{"operator": "Exists"}]);
@@ -416,11 +451,12 @@ mod tests {
     }
 
     #[test]
-    fn a_vm_without_an_environment_of_its_host_is_a_stray() {
+    fn what_the_cluster_does_not_know_of_this_machine_is_a_stray() {
         let environment = testing::environment("uid-1");
         let known = environment.metadata.name.clone().expect("a name");
-        let cluster = Cluster {
+        let mut cluster = Cluster {
             environments: vec![environment],
+            hosts: ["host-1", "host-2"].map(machine_of).into(),
             ..Default::default()
         };
         let mut here = Machine {
@@ -435,6 +471,13 @@ mod tests {
             2,
             "another host's environment"
         );
+        cluster.hosts.clear();
+        for (joined, remedy) in [(false, "--keep-pods"), (true, "a new token")] {
+            here.joined = joined;
+            let found = strays(&here, &cluster);
+            assert_eq!(found.len(), 3);
+            assert!(found[0].remedy.contains(remedy), "{found:?}");
+        }
     }
 
     #[test]

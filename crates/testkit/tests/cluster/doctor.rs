@@ -1,3 +1,4 @@
+use crate::{START, namespace, shell_pod};
 use monopod_testkit::{Cluster, wait};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -60,4 +61,38 @@ pub(crate) fn doctor(cluster: &Cluster) {
             Err(left.join("; "))
         }
     });
+}
+
+/// A pod that was there before its profile waits for ever, as on EKS; one whose volume is missing starts by itself.
+pub(crate) fn waiting(cluster: &Cluster) {
+    cluster.apply(&json!({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "late"}}));
+    let mut pod = shell_pod("late", "early", "sleep 100000");
+    pod["spec"]["volumes"] = json!([{"name": "v", "configMap": {"name": "settings"}}]);
+    pod["spec"]["containers"][0]["volumeMounts"] = json!([{"name": "v", "mountPath": "/v"}]);
+    cluster.apply(&pod);
+    assert_eq!(
+        about(&findings(cluster), "pod late/early"),
+        [Value::Null; 0]
+    );
+    namespace(cluster, "late");
+    let found = about(&findings(cluster), "pod late/early");
+    assert!(
+        found.len() == 1 && found[0]["problem"].to_string().contains("fp-late"),
+        "{found:?}"
+    );
+    cluster.kubectl(&["delete", "pod", "-n", "late", "early", "--wait=false"]);
+
+    pod["metadata"]["name"] = json!("now");
+    cluster.apply(&pod);
+    wait("explain tells what is missing", START, || {
+        let told = cluster.monopod(&["explain", "now", "-n", "late"]).out;
+        let is_told = told.contains("FailedMount") && told.contains("\"settings\"");
+        if is_told { Ok(()) } else { Err(told) }
+    });
+    cluster.kubectl(&["create", "configmap", "-n", "late", "settings"]);
+    cluster.wait_ready("late", "now", START);
+    let told = cluster.monopod(&["explain", "now", "-n", "late"]).out;
+    assert!(told.contains("Nothing is in its way"), "{told}");
+    cluster.kubectl(&["delete", "namespace", "late", "--wait=false"]);
+    cluster.kubectl(&["delete", "fargateprofile", "fp-late"]);
 }

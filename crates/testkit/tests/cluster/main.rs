@@ -112,6 +112,7 @@ const CHECKS: &[Check] = &[
         "doctor::what_is_wrong_is_found_with_its_remedy",
         doctor::doctor,
     ),
+    ("doctor::a_pod_that_waits_is_told_why", doctor::waiting),
     ("trace::each_step_of_a_start_is_kept", trace::start),
     (
         "metrics::alerts_are_about_what_is_exported",
