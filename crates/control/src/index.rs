@@ -277,18 +277,17 @@ impl Index {
         }
     }
 
-    /// Gives up reservations that did not become objects: those that have no uid.
-    pub(crate) fn forget_assumed(&mut self, environment: &str) {
-        if self
-            .environments
-            .get(environment)
-            .is_some_and(|e| e.metadata.uid.is_none())
-        {
-            self.environments.remove(environment);
-        }
+    /// Gives up reservations that did not become objects: those that have no uid. Returns the environment
+    /// if it was one.
+    pub(crate) fn forget_assumed(&mut self, environment: &str) -> Option<Environment> {
         self.interfaces.retain(|_, interface| {
             interface.metadata.uid.is_some() || interface.spec.environment.name != environment
         });
+        let found = self.environments.get(environment)?;
+        if found.metadata.uid.is_some() {
+            return None;
+        }
+        self.environments.remove(environment)
     }
 }
 

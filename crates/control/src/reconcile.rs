@@ -5,6 +5,7 @@ use crate::identity::{self, Unmarked};
 use crate::index::{Index, Shared};
 use crate::metrics::Metrics;
 use crate::profiles::Profiles;
+use crate::watches;
 use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use monopod_api::names;
@@ -161,7 +162,11 @@ impl Reconciler {
             }
             let requested = matches!(effect, Effect::CreateEnvironment(_));
             if let Err(error) = self.executor.execute(&subject, effect).await {
-                self.index.lock().forget_assumed(&environment_name);
+                let keys = watches::given_up(&mut self.index.lock(), &environment_name);
+                for key in keys {
+                    // Not at once: while nothing can be created, those that wait would call each other.
+                    self.queue.add_after(key, RETRY);
+                }
                 return Err(error);
             }
             if requested {

@@ -165,6 +165,17 @@ fn waiting(index: &Index) -> Vec<Key> {
     index.waiting().into_iter().map(Key::Pod).collect()
 }
 
+/// An environment was not created after all: its place is free again, and its interface, which may be
+/// there, has none. Neither is told by a watch.
+pub(crate) fn given_up(index: &mut Index, environment: &str) -> Vec<Key> {
+    let Some(given_up) = index.forget_assumed(environment) else {
+        return Vec::new();
+    };
+    let mut keys = waiting(index);
+    keys.push(Key::Interface(given_up.spec.network_interface));
+    keys
+}
+
 /// What depends on what profiles name.
 fn launching(index: &Index) -> Vec<Key> {
     [Key::Profiles].into_iter().chain(waiting(index)).collect()

@@ -269,11 +269,14 @@ impl Control {
                 self.finish_if_done(key);
             }
             Err(_refused) => {
+                let retry = SignedDuration::try_from(RETRY).expect("half a second");
                 if let Key::Pod(uid) = key {
-                    self.index.forget_assumed(&names::environment(uid));
+                    let environment = names::environment(uid);
+                    for key in watches::given_up(&mut self.index, &environment) {
+                        self.add(key, now + retry);
+                    }
                 }
                 self.running.remove(key);
-                let retry = SignedDuration::try_from(RETRY).expect("half a second");
                 self.add(key.clone(), now + retry);
             }
         }
