@@ -51,7 +51,8 @@ pub struct VpcSpec {
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 #[x_kube(validation = kube::core::Rule::new("self == oldSelf").message("spec: a subnet cannot be changed"))]
 pub struct SubnetSpec {
-    /// Addresses of the subnet, for instance `10.0.1.0/24`. The first four and the last stay unused.
+    /// Addresses of the subnet, for instance `10.0.1.0/24`: a part of the VPC's that no other subnet has. The
+    /// first four and the last stay unused.
     #[x_kube(validation = kube::core::Rule::new("isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).prefixLength() <= 28")
         .message("cidr: an IPv4 range of at least 16 addresses, such as 10.0.1.0/24"))]
     #[schemars(length(max = 18))]

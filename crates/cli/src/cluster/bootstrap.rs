@@ -4,11 +4,12 @@
 use crate::settings::{AddOn, LocalPort, Settings};
 use anyhow::Context;
 use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::api::{DynamicObject, Patch, PatchParams, PostParams};
+use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt, discovery};
 use monopod_api::labels::{WEBHOOK, WEBHOOK_OF_KUBE_SYSTEM};
 use monopod_api::names;
+use monopod_api::network::Subnet;
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -28,13 +29,18 @@ pub async fn apply(client: &Client, settings: &Settings) -> anyhow::Result<()> {
     for text in [CRDS, RBAC] {
         apply_all(client, text).await?;
     }
-    // Before the policies: the API server refuses subnets until it has found the VPC that they are judged by.
-    for object in documents(DEFAULTS)? {
-        create_if_missing(client, &with_settings(object, settings)?).await?;
-    }
     apply_all(client, POLICIES).await?;
     apply_host(client, &settings.host_name).await?;
     server_side_apply(client, &webhook(settings)?).await?;
+    let subnets: Api<Subnet> = Api::all(client.clone());
+    let has_subnets = !subnets.list(&ListParams::default()).await?.items.is_empty();
+    for object in documents(DEFAULTS)? {
+        let is_subnet = object.types.as_ref().is_some_and(|t| t.kind == "Subnet");
+        // Whoever has others may have given them its addresses.
+        if !(is_subnet && has_subnets) {
+            create_if_missing(client, &with_settings(object, settings)?).await?;
+        }
+    }
     if !settings.disable.contains(&AddOn::Coredns) {
         for object in documents(&coredns(settings))? {
             create_if_missing(client, &object).await?;
