@@ -82,9 +82,12 @@ pub async fn run(layout: Layout, settings: Settings, programs: Programs) -> anyh
         handed_over,
     };
     supervisor.report();
+    let has_vms = !supervisor.layout.environments().is_empty();
     if let Err(error) = supervisor.bring_up(&shutdown).await {
         if !shutdown.is_cancelled() {
             supervisor.progress.error = Some(format!("{error:#}"));
+            // They ran before, and pods do not notice an upgrade that fails.
+            supervisor.handed_over.store(has_vms, Ordering::Relaxed);
         }
         supervisor.report();
         supervisor.stop().await;

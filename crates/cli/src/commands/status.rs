@@ -179,7 +179,7 @@ fn print(report: &Report) {
         println!("The cluster is stopped. Start it with `monopod up`.");
         if !report.kept.is_empty() {
             println!(
-                "The VMs of {} environments may go on without it: `monopod up` takes them over, `monopod down` ends them.",
+                "VMs may go on without it ({}): `monopod up` takes them over, `monopod down` ends them.",
                 report.kept.len()
             );
         }

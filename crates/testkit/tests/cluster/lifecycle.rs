@@ -1,6 +1,7 @@
 use crate::{START, event_messages, namespace, shell_pod};
 use monopod_testkit::{Cluster, kill, wait};
 use serde_json::{Value, json};
+use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 /// What the issue promises after the end of the grace period.
@@ -267,10 +268,30 @@ pub(crate) fn handed_over(cluster: &Cluster) {
     let before = cluster.wait_ready("upgraded", "steady", START);
     let environment = cluster.environment_of(&before).expect("an environment");
     let vm = vm_process(cluster, &environment);
+    // Another subnet has the default one's addresses: that one does not come back.
+    let mut subnet = cluster
+        .get("", "subnet", "private-a")
+        .expect("a default subnet");
+    cluster.kubectl(&["delete", "subnet", "private-a"]);
+    subnet["metadata"] = json!({"name": "mine"});
+    wait("the addresses are free", GONE, || {
+        let output = cluster.try_apply(&subnet);
+        output.success.then_some(()).ok_or(output.err)
+    });
     let output = cluster.monopod(&["down", "--keep-pods"]);
     assert!(output.success, "{}{}", output.out, output.err);
-    assert!(!cluster.monopod(&["status"]).out.contains("PART"));
+    let status = cluster.monopod(&["status"]).out;
+    assert!(
+        !status.contains("PART") && status.contains("VMs may go on"),
+        "{status}"
+    );
+    // Control cannot start, and the VM goes on still.
+    let busy = TcpListener::bind(("127.0.0.1", cluster.admin_ports()[0])).expect("a free port");
+    let failed = cluster.monopod(&["up"]);
+    assert!(!failed.success, "{}", failed.out);
+    drop(busy);
     cluster.bring_up();
+    assert_eq!(cluster.get("", "subnet", "private-a"), None);
     let answered = cluster.kubectl(&["exec", "-n", "upgraded", "steady", "--", "echo", "alive"]);
     assert_eq!(answered, "alive\n");
     let after = cluster.wait_ready("upgraded", "steady", START);
