@@ -18,7 +18,7 @@ pub struct Explanation {
     pub next: String,
 }
 
-/// Explains a pod by what there is of it. `events` are those of its namespace.
+/// Explains a pod by what there is of it. `events` may be others' as well.
 pub fn explain(
     pod: &Pod,
     environment: Option<&Environment>,
@@ -82,7 +82,7 @@ fn bound(
     let mut because: Vec<String> = containers.filter_map(waiting).collect();
     because.extend(environment.iter().flat_map(|e| images(e)));
     if !is_ready(pod) {
-        because.extend(last_warning(pod, events));
+        because.extend(last_warning(pod, node, events));
     }
     let host = environment.map_or("an unknown host", |e| e.spec.host.as_str());
     let next = if because.is_empty() {
@@ -109,13 +109,15 @@ fn is_ready(pod: &Pod) -> bool {
 }
 
 /// What its node said last of what failed: a volume that is not there, a probe.
-fn last_warning(pod: &Pod, events: &[Event]) -> Option<String> {
+fn last_warning(pod: &Pod, node: &str, events: &[Event]) -> Option<String> {
     let time = |event: &Event| {
         let last = event.last_timestamp.as_ref().map(|time| time.0);
         last.or_else(|| event.event_time.as_ref().map(|time| time.0))
     };
     let is_its = |event: &&Event| {
-        event.type_.as_deref() == Some("Warning") && event.involved_object.uid == pod.metadata.uid
+        event.type_.as_deref() == Some("Warning")
+            && event.involved_object.uid == pod.metadata.uid
+            && event.source.as_ref().and_then(|s| s.host.as_deref()) == Some(node)
     };
     let last = events
         .iter()
@@ -335,16 +337,23 @@ mod tests {
     #[test]
     fn the_last_warning_of_a_pod_that_is_not_ready_is_told() {
         let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let event = |uid: &str, kind: &str, minute: u32, message: &str| -> Event {
-            serde_json::from_value(json!({"metadata": {}, "involvedObject": {"uid": uid}, "type": kind,
+        let event = |uid: &str, host: &str, kind: &str, minute: u32, message: &str| -> Event {
+            serde_json::from_value(json!({"metadata": {}, "involvedObject": {"uid": uid}, "source": {"host": host}, "type": kind,
                 "reason": "FailedMount", "message": message, "lastTimestamp": format!("2026-01-01T00:{minute:02}:00Z")}))
             .expect("an event")
         };
         let events = [
-            event("uid-1", "Warning", 1, "older"),
-            event("uid-1", "Warning", 2, "no configmap c"),
-            event("uid-1", "Normal", 3, "pulled"),
-            event("uid-2", "Warning", 4, "another pod's"),
+            event("uid-1", "n", "Warning", 1, "older"),
+            event("uid-1", "n", "Warning", 2, "no configmap c"),
+            event("uid-1", "n", "Normal", 3, "pulled"),
+            event(
+                "uid-1",
+                "",
+                "Warning",
+                4,
+                "the scheduler's, before it was bound",
+            ),
+            event("uid-2", "n", "Warning", 5, "another pod's"),
         ];
         let told = |ready: &str| {
             let pod = changed(

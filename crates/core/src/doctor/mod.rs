@@ -121,16 +121,19 @@ pub fn machine(machine: &Machine) -> Vec<Finding> {
     findings
 }
 
-/// What is wrong with a cluster.
+/// What is wrong with a cluster. If definitions are missing, only that: nothing else could be known.
 pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
     let undefined = cluster.undefined.iter().map(|name| {
         Finding::new(
             format!("definition {name}"),
             "it is gone, and all objects of its kind with it",
-            "`monopod down --keep-pods` and `monopod up` define it again; then apply your objects anew",
+            "on the cluster's machine `monopod down --keep-pods` and `monopod up` define it again; then apply your objects anew",
         )
     });
     let mut findings: Vec<Finding> = undefined.collect();
+    if !findings.is_empty() {
+        return findings;
+    }
     findings.extend(profiles::findings(cluster));
     findings.extend(cluster.daemon_sets.iter().filter_map(daemon_set));
     findings.extend(
@@ -154,6 +157,9 @@ pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
 /// What this machine has that the cluster does not know: its VMs, or itself.
 pub fn strays(machine: &Machine, cluster: &Cluster) -> Vec<Finding> {
     let mut findings = Vec::new();
+    if !cluster.undefined.is_empty() {
+        return findings;
+    }
     let is_known = |host: &Host| host.metadata.name.as_deref() == Some(&machine.host);
     if !cluster.hosts.iter().any(is_known) {
         let remedy = if machine.joined {
@@ -478,6 +484,23 @@ mod tests {
             assert_eq!(found.len(), 3);
             assert!(found[0].remedy.contains(remedy), "{found:?}");
         }
+    }
+
+    #[test]
+    fn a_missing_definition_is_not_taken_for_missing_objects() {
+        let here = Machine {
+            vms: ["env-1".to_owned()].into(),
+            ..Default::default()
+        };
+        let none = Cluster {
+            undefined: ["hosts.monopod.dev".to_owned()].into(),
+            profiles: Some(Vec::new()),
+            ..Default::default()
+        };
+        let found = cluster(&none);
+        assert_eq!(found.len(), 1, "{found:?}");
+        assert_eq!(found[0].subject, "definition hosts.monopod.dev");
+        assert_eq!(strays(&here, &none), []);
     }
 
     #[test]

@@ -2,8 +2,9 @@
 
 use super::{Cluster, Finding};
 use crate::admission::{Profiles, exempt, profile_of};
+use crate::lifecycle;
+use crate::profiles::{MISCONFIGURED, READY, TOO_MANY};
 use k8s_openapi::api::core::v1::Pod;
-use monopod_api::labels::FARGATE_PROFILE;
 use monopod_api::profile::{FargateProfile, ProfileState};
 
 /// What keeps profiles from launching pods, and pods from their profile.
@@ -24,7 +25,7 @@ pub(super) fn findings(cluster: &Cluster) -> Vec<Finding> {
             "see `monopod kubectl get fargateprofiles`, and apply one",
         ));
     }
-    findings.extend(profiles.iter().flat_map(conditions));
+    findings.extend(profiles.iter().filter_map(launches_nothing));
     findings.extend(
         cluster
             .waiting
@@ -39,34 +40,30 @@ fn is_active(profile: &FargateProfile) -> bool {
     profile.metadata.deletion_timestamp.is_none() && state == Some(ProfileState::Active)
 }
 
-/// What a profile says of itself.
-fn conditions(profile: &FargateProfile) -> Vec<Finding> {
+/// A profile that cannot launch pods until somebody does something about it.
+fn launches_nothing(profile: &FargateProfile) -> Option<Finding> {
     let name = profile.metadata.name.as_deref().unwrap_or_default();
-    let wrong = |(kind, status): (&str, &str)| {
-        let remedy = match kind {
-            "Ready" => "make what it names, or change the profile: its pods start by themselves",
-            _shadowed => "narrow the selectors of the other, or delete this one",
-        };
-        let conditions = profile.status.iter().flat_map(|s| &s.conditions);
-        conditions
-            .filter(|condition| condition.type_ == kind && condition.status == status)
-            .map(|condition| {
-                Finding::new(format!("profile {name}"), condition.message.clone(), remedy)
-            })
-            .next()
-    };
-    [("Ready", "False"), ("Shadowed", "True")]
-        .into_iter()
-        .filter_map(wrong)
-        .collect()
+    let conditions = profile.status.iter().flat_map(|s| &s.conditions);
+    let ready = conditions
+        .filter(|condition| condition.type_ == READY && condition.status == "False")
+        .find_map(|condition| {
+            let remedy = match condition.reason.as_str() {
+                MISCONFIGURED => {
+                    "make what it names, or change the profile: its pods start by themselves"
+                }
+                TOO_MANY => "do what the message says: until then it selects no pods",
+                // It is being created or deleted.
+                _passes => return None,
+            };
+            Some((condition.message.clone(), remedy))
+        });
+    ready.map(|(message, remedy)| Finding::new(format!("profile {name}"), message, remedy))
 }
 
-/// A pod that a profile would take, was it created now.
+/// A pod that a profile would take if it were created now.
 fn overlooked(pod: &Pod, active: &Profiles) -> Option<Finding> {
-    let labels = pod.metadata.labels.as_ref();
-    let is_taken = labels.is_some_and(|labels| labels.contains_key(FARGATE_PROFILE));
-    let is_going = pod.metadata.deletion_timestamp.is_some();
-    if is_taken || is_going || exempt(pod).is_some() {
+    let is_going = pod.metadata.deletion_timestamp.is_some() || lifecycle::is_terminal(pod);
+    if lifecycle::is_ours(pod) || is_going || exempt(pod).is_some() {
         return None;
     }
     let namespace = pod.metadata.namespace.as_deref().unwrap_or("default");
@@ -87,6 +84,7 @@ fn overlooked(pod: &Pod, active: &Profiles) -> Option<Finding> {
 mod tests {
     use super::*;
     use crate::testing;
+    use monopod_api::labels::{FARGATE_PROFILE, SCHEDULER_NAME};
     use serde_json::{Value, json};
 
     fn profile(status: &Value) -> FargateProfile {
@@ -123,17 +121,18 @@ mod tests {
         assert_eq!(subjects(vec![], vec![]), ["this cluster"]);
         let creating = json!({"status": "CREATING"});
         assert_eq!(subjects(vec![profile(&creating)], vec![]), ["this cluster"]);
-        for (kind, status, is_found) in [
-            ("Ready", "False", true),
-            ("Ready", "True", false),
-            ("Shadowed", "True", true),
-            ("Shadowed", "False", false),
+        for (kind, status, reason, is_found) in [
+            (READY, "False", MISCONFIGURED, true),
+            (READY, "False", TOO_MANY, true),
+            (READY, "False", "Draining", false),
+            (READY, "True", "Launching", false),
+            ("Shadowed", "True", "Shadowed", false),
         ] {
-            let condition = json!({"type": kind, "status": status, "reason": "R", "message": "no role",
+            let condition = json!({"type": kind, "status": status, "reason": reason, "message": "no role",
                 "lastTransitionTime": "2026-01-01T00:00:00Z"});
             let profile = profile(&json!({"status": "ACTIVE", "conditions": [condition]}));
             let found = subjects(vec![profile], vec![]);
-            assert_eq!(found == ["profile front"], is_found, "{kind} {status}");
+            assert_eq!(found == ["profile front"], is_found, "{kind} {reason}");
         }
         assert_eq!(
             findings(&Cluster::default()),
@@ -145,11 +144,15 @@ mod tests {
     #[test]
     fn only_a_pod_that_would_be_taken_is_overlooked() {
         let active = vec![profile(&json!({"status": "ACTIVE"}))];
-        let found = subjects(active.clone(), vec![pod(&json!({}))]);
-        assert_eq!(found, ["pod default/web"]);
+        let labelled = json!({"metadata": {"labels": {FARGATE_PROFILE: "front"}}});
+        for change in [json!({}), labelled] {
+            let found = subjects(active.clone(), vec![pod(&change)]);
+            assert_eq!(found, ["pod default/web"], "{change}");
+        }
         for change in [
             json!({"metadata": {"namespace": "other"}}),
-            json!({"metadata": {"labels": {FARGATE_PROFILE: "front"}}}),
+            json!({"spec": {"schedulerName": SCHEDULER_NAME}}),
+            json!({"status": {"phase": "Failed"}}),
             json!({"metadata": {"annotations": {"eks.amazonaws.com/compute-type": "ec2"}}}),
             json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}),
             json!({"spec": {"schedulerName": "mine"}}),

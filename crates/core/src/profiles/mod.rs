@@ -19,6 +19,7 @@ mod tests;
 
 pub use condition::match_condition;
 pub use shadow::shadowed_by;
+pub use status::{MISCONFIGURED, READY, TOO_MANY};
 
 use crate::admission::Profiles;
 use crate::lifecycle::Network;

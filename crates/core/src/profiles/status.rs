@@ -8,7 +8,12 @@ use monopod_api::messages;
 use monopod_api::names;
 use monopod_api::profile::{FargateProfile, FargateProfileStatus, ProfileState, Selector};
 
-const READY: &str = "Ready";
+/// The condition that says whether pods can be launched.
+pub const READY: &str = "Ready";
+/// Its reason while what the profile names is missing or wrong.
+pub const MISCONFIGURED: &str = "Misconfigured";
+/// Its reason while there are too many profiles.
+pub const TOO_MANY: &str = "TooManyProfiles";
 const SHADOWED: &str = "Shadowed";
 
 /// What the status of a profile that is not being deleted follows from.
@@ -42,12 +47,7 @@ pub(super) fn of_kept(kept: &Kept<'_>) -> FargateProfileStatus {
         let message = format!(
             "a cluster has at most {limit} Fargate profiles; delete one, add a selector to one, or bring the cluster up with a larger --max-profiles"
         );
-        (
-            ProfileState::CreateFailed,
-            false,
-            "TooManyProfiles",
-            message,
-        )
+        (ProfileState::CreateFailed, false, TOO_MANY, message)
     } else if !is_active && let Some(other) = turns.creating.filter(|other| other != name) {
         let message = messages::cannot_create_profile(name, other);
         (ProfileState::Creating, false, "Creating", message)
@@ -62,7 +62,7 @@ pub(super) fn of_kept(kept: &Kept<'_>) -> FargateProfileStatus {
                 "Launching",
                 "new pods are launched".to_owned(),
             ),
-            Err(why) => (ProfileState::Active, false, "Misconfigured", why.clone()),
+            Err(why) => (ProfileState::Active, false, MISCONFIGURED, why.clone()),
         }
     };
     let mut wanted = vec![(READY, ready, reason, message)];
@@ -165,7 +165,7 @@ pub(super) fn told(
             "Creating" => continue,
             "Waiting" => (false, "DeletionWaits"),
             "Draining" => (false, "Draining"),
-            "Misconfigured" => (true, "ProfileMisconfigured"),
+            MISCONFIGURED => (true, "ProfileMisconfigured"),
             "Shadowed" => (true, "ProfileShadowed"),
             _too_many => (true, "TooManyProfiles"),
         };

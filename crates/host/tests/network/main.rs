@@ -8,6 +8,7 @@ use monopod_api::network::SecurityGroupSpec;
 use monopod_host::network::{self, API_DEVICE, Firewall, Interface};
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 #[test]
@@ -166,6 +167,22 @@ fn the_machines_way_to_the_pods_comes_back() {
     let mut firewall = Firewall::new(fixture.vpc.clone());
     let policy = fixture.policy(&[], &[]);
     let device = format!("{}-api", fixture.vpc.name);
+    let loaded = || {
+        let namespace = format!("--net=/run/netns/{}", fixture.vpc.namespace());
+        let list = Command::new("nsenter")
+            .args([&namespace, "nft", "list", "ruleset"])
+            .output();
+        list.expect("nft runs").stdout
+    };
+    // What is as it should be is left alone: a ruleset that is loaded again has another number.
+    let mut again = Vec::new();
+    for _ in 0..2 {
+        let load = fixture.runtime.block_on(firewall.load(policy.clone()));
+        load.expect("loads");
+        fixture.runtime.block_on(firewall.check()).expect("checks");
+        again.push(loaded());
+    }
+    assert_eq!(again[0], again[1]);
     for removal in [
         format!("ip route delete {}", fixture.vpc.cidr),
         format!("ip address flush dev {device}"),
