@@ -7,13 +7,14 @@ use std::io::{BufRead, BufReader, IsTerminal, Write};
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// Where the output is a file, a line is written after so many parts of the whole.
-const LINES: usize = 10;
+/// Where the output is a file, a line is written for each of so many parts of the whole.
+const PARTS: usize = 10;
 
 /// Builds a package of one of the Go modules. Go's own cache makes a second time short.
 pub(crate) fn build(module: &str, linker_flags: &str, out: &Path, package: &str) -> Result<()> {
     let partial = out.with_extension("partial");
-    let dependencies = output(go(module).args(["list", "-deps", package]))?;
+    let dependencies = output(go(module).args(["list", "-deps", package]))
+        .context("Go 1.26 has to be there, and to reach its modules")?;
     let mut command = go(module);
     command
         .args(["build", "-v", "-trimpath", "-buildvcs=false"])
@@ -23,7 +24,7 @@ pub(crate) fn build(module: &str, linker_flags: &str, out: &Path, package: &str)
     let mut child = command
         .stderr(Stdio::piped())
         .spawn()
-        .with_context(|| format!("starting {command:?}; install Go 1.26"))?;
+        .with_context(|| format!("starting {command:?}"))?;
     let told = child.stderr.take().context("its output is piped")?;
     follow(BufReader::new(told), dependencies.lines().count())?;
     let status = child.wait()?;
@@ -42,13 +43,13 @@ fn go(module: &str) -> Command {
 /// Counts the packages that are compiled; what is cached is not named. Whatever else is said is shown.
 fn follow(told: impl BufRead, packages: usize) -> Result<()> {
     let terminal = std::io::stdout().is_terminal();
-    let every = (packages / LINES).max(1);
+    let every = (packages / PARTS).max(1);
     let mut compiled = 0;
-    for line in told.lines() {
-        let line = line?;
+    for line in told.split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
         let is_package = !line.is_empty() && !line.contains([' ', '\t', '#', ':']);
         if !is_package {
-            eprintln!("{line}");
+            println!("    {line}");
             continue;
         }
         compiled += 1;

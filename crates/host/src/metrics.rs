@@ -132,7 +132,7 @@ impl Metrics {
         );
         registry.register(
             "image_pulls",
-            "Images that registries were asked for, once for each pod, by outcome",
+            "Images that registries were asked for, once for each pod and try, by outcome",
             metrics.pulls.clone(),
         );
         // From the beginning, so that an increase from zero is seen.

@@ -123,7 +123,7 @@ pub(crate) fn counted(cluster: &Cluster) {
         let now = value(cluster, pulls);
         (now > Some(before))
             .then_some(())
-            .ok_or(format!("{now:?} after {before}"))
+            .ok_or_else(|| format!("{now:?} after {before}"))
     });
     let died = value(cluster, "monopod_host_vm_failures_total{category=\"died\"}");
     assert!(died.is_some(), "each category has its zero");
