@@ -17,6 +17,8 @@ pub(super) struct Ledger {
     /// Pods as they were seen after the step before: name and whether they were over.
     pods: BTreeMap<String, (String, bool)>,
     bound: BTreeSet<String>,
+    /// Uids of nodes that were Ready once.
+    were_ready: BTreeSet<String>,
     /// The first broken invariant.
     pub(super) broken: Option<String>,
     pub(super) ran: BTreeSet<String>,
@@ -88,6 +90,8 @@ impl Ledger {
     }
 
     fn check_bindings(&mut self, api: &Api) {
+        let ready = api.list::<Node>().filter(|node| is_ready(node));
+        self.were_ready.extend(ready.filter_map(ResourceExt::uid));
         for pod in api.list::<Pod>() {
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let Some(node) = pod.spec.as_ref().and_then(|s| s.node_name.as_ref()) else {
@@ -103,8 +107,9 @@ impl Ledger {
             let its_own = provider.is_none_or(|p| p.ends_with(&format!("env-{uid}")));
             // A node may vanish or fall silent while the binding is on its way.
             let never_was = object.is_none() && !self.aimed_at.contains(&uid);
-            let silent = object.is_some_and(|n| !is_ready(n)) && !self.aimed_at.contains(&uid);
-            if !made_for_it || !its_own || never_was || silent {
+            let was_ready = |n: &Node| n.uid().is_some_and(|uid| self.were_ready.contains(&uid));
+            let never_ready = object.is_some_and(|n| !was_ready(n));
+            if !made_for_it || !its_own || never_was || never_ready {
                 self.breaks(
                     3,
                     &format!(
