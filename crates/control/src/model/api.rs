@@ -272,7 +272,8 @@ pub(super) struct Watches {
     listed: BTreeSet<Kind>,
     read: BTreeMap<Kind, usize>,
     known: BTreeMap<Kind, BTreeSet<String>>,
-    pending: BTreeMap<Kind, VecDeque<Seen>>,
+    /// What a list has still to tell, with names.
+    pending: BTreeMap<Kind, VecDeque<(String, Seen)>>,
 }
 
 impl Watches {
@@ -293,20 +294,24 @@ impl Watches {
         if self.listed.insert(kind) {
             self.list(api, kind);
         }
-        if let Some(seen) = self.pending.entry(kind).or_default().pop_front() {
-            return Some(seen);
-        }
-        let read = self.read.entry(kind).or_default();
-        let (name, object) = api.log.get(&kind)?.get(*read)?;
-        *read += 1;
-        let known = self.known.entry(kind).or_default();
-        Some(if let Some(object) = object {
-            known.insert(name.clone());
-            Seen::Applied(object.clone())
+        let listed = self.pending.entry(kind).or_default().pop_front();
+        let (name, seen) = if let Some(listed) = listed {
+            listed
         } else {
-            known.remove(name);
-            Seen::Deleted(kind, name.clone())
-        })
+            let read = self.read.entry(kind).or_default();
+            let (name, object) = api.log.get(&kind)?.get(*read)?.clone();
+            *read += 1;
+            let gone = Seen::Deleted(kind, name.clone());
+            (name, object.map_or(gone, Seen::Applied))
+        };
+        // What is gone is known until it was told: a list that breaks is read again from its beginning.
+        let known = self.known.entry(kind).or_default();
+        match &seen {
+            Seen::Applied(_) => _ = known.insert(name),
+            Seen::Deleted(..) => _ = known.remove(&name),
+            Seen::Synced(_) => {}
+        }
+        Some(seen)
     }
 
     /// As `ops::watch` does: what is there, then what is missing from what was known.
@@ -316,14 +321,13 @@ impl Watches {
         for ((of, name), object) in &api.objects {
             if *of == kind {
                 listed.insert(name.clone());
-                pending.push_back(Seen::Applied(object.clone()));
+                pending.push_back((name.clone(), Seen::Applied(object.clone())));
             }
         }
         let known = self.known.entry(kind).or_default();
         let gone = known.difference(&listed);
-        pending.extend(gone.map(|name| Seen::Deleted(kind, name.clone())));
-        *known = listed;
-        pending.push_back(Seen::Synced(kind));
+        pending.extend(gone.map(|name| (name.clone(), Seen::Deleted(kind, name.clone()))));
+        pending.push_back((String::new(), Seen::Synced(kind)));
         let end = api.log.get(&kind).map_or(0, Vec::len);
         self.read.insert(kind, end);
     }
