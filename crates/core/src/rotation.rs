@@ -253,15 +253,18 @@ mod tests {
             cluster.look(0, true, 0);
             cluster.look(1, false, 0);
             let mut next = [0i64; 2];
-            let mut now = 0;
+            let (mut now, mut leader) = (0, 0);
             for (pause, replica, acts) in pauses {
                 let replica = usize::from(replica);
-                // Both look at least every two minutes of forty.
+                // Whoever acts from now on begins with a look.
+                if acts {
+                    leader = replica;
+                }
+                // Both look at least every two minutes of forty, and so does the one that acts.
                 now = (now + pause).min(next[0] + 120).min(next[1] + 120);
                 for who in [replica, 1 - replica] {
                     if who == replica || next[who] + 120 <= now {
-                        let leads = acts == (who == replica);
-                        cluster.look(who, leads, now);
+                        cluster.look(who, who == leader, now);
                         next[who] = now;
                     }
                 }
