@@ -198,6 +198,13 @@ async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<(
             shown += 1;
         }
         if let Some(error) = progress.error {
+            // It stops what it started, and then another `up` may follow.
+            while let Some(supervisor) = &mut started
+                && supervisor.try_wait()?.is_none()
+                && Instant::now() < deadline
+            {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
             anyhow::bail!("{error}");
         }
         if progress.ready {

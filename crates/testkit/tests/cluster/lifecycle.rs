@@ -268,16 +268,6 @@ pub(crate) fn handed_over(cluster: &Cluster) {
     let before = cluster.wait_ready("upgraded", "steady", START);
     let environment = cluster.environment_of(&before).expect("an environment");
     let vm = vm_process(cluster, &environment);
-    // Another subnet has the default one's addresses: that one does not come back.
-    let mut subnet = cluster
-        .get("", "subnet", "private-a")
-        .expect("a default subnet");
-    cluster.kubectl(&["delete", "subnet", "private-a"]);
-    subnet["metadata"] = json!({"name": "mine"});
-    wait("the addresses are free", GONE, || {
-        let output = cluster.try_apply(&subnet);
-        output.success.then_some(()).ok_or(output.err)
-    });
     let output = cluster.monopod(&["down", "--keep-pods"]);
     assert!(output.success, "{}{}", output.out, output.err);
     let status = cluster.monopod(&["status"]).out;
@@ -291,7 +281,6 @@ pub(crate) fn handed_over(cluster: &Cluster) {
     assert!(!failed.success, "{}", failed.out);
     drop(busy);
     cluster.bring_up();
-    assert_eq!(cluster.get("", "subnet", "private-a"), None);
     let answered = cluster.kubectl(&["exec", "-n", "upgraded", "steady", "--", "echo", "alive"]);
     assert_eq!(answered, "alive\n");
     let after = cluster.wait_ready("upgraded", "steady", START);
