@@ -159,7 +159,7 @@ fn image(directory: &Path) -> Result<File, HypervisorError> {
     let failed = || HypervisorError::io("make the rehearsal's image");
     let work = tempfile::tempdir_in(directory).map_err(failed())?;
     let file = work.path().join("image");
-    squash::make(&file, |out| {
+    squash::make(&file, 0, |out| {
         let mut archive = tar::Builder::new(out);
         let mut header = tar::Header::new_ustar();
         header.set_size(WAIT.len() as u64);

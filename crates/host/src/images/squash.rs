@@ -16,17 +16,24 @@ const RESERVE: u64 = 512 << 20;
 const LOOK: u64 = 64 << 20;
 
 /// Makes `file` from what `write_tar` writes. LZ4 is the fastest to read for an emulated guest.
+///
+/// `newest` is the latest time in the image, in seconds since 1970. The root, of which no tar
+/// stream says a time, would otherwise have that of now, and the same image give other bytes.
 pub(crate) fn make(
     file: &Path,
+    newest: u64,
     write_tar: impl FnOnce(&mut dyn Write) -> Result<(), ImageError>,
 ) -> Result<(), ImageError> {
     let starting = || ImageError::io("start sqfstar; install squashfs-tools");
     let mut complaints = tempfile::tempfile().map_err(starting())?;
     let errors = complaints.try_clone().map_err(starting())?;
     let mut child = Command::new("sqfstar")
-        .args(["-comp", "lz4", "-quiet", "-no-progress", "-mkfs-time", "0"])
+        .args(["-comp", "lz4", "-quiet", "-no-progress"])
         .args(["-root-mode", "0755", "-root-uid", "0", "-root-gid", "0"])
         .arg(file)
+        // Later times become this one, of which there is only the root's, but for an image from the
+        // future. `-root-time` of 4.5.1 does nothing.
+        .env("SOURCE_DATE_EPOCH", newest.to_string())
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(errors)

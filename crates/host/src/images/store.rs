@@ -350,7 +350,7 @@ impl Store {
         let unfinished = work.path().join("squashfs");
         let budget = layer::budget(image.compressed());
         let tree = flatten::survey(source, &image.layers, budget)?;
-        squash::make(&unfinished, |output| {
+        squash::make(&unfinished, tree.newest(), |output| {
             flatten::write(&tree, source, &image.layers, budget, output)
         })?;
         let finish = || {

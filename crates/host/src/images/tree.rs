@@ -138,6 +138,18 @@ impl Tree {
         self.files.get(content)
     }
 
+    /// The latest time of anything in it, in seconds since 1970.
+    pub(super) fn newest(&self) -> u64 {
+        let placed = self.placed.values().map(|placed| match &placed.node {
+            Node::Directory(meta)
+            | Node::File(meta, _)
+            | Node::Symlink(meta, _)
+            | Node::Device { meta, .. } => meta,
+        });
+        let all = placed.chain(self.files.values());
+        all.map(|meta| meta.mtime).max().unwrap_or_default()
+    }
+
     fn link_target(&mut self, layer: usize, target: &[u8]) -> Result<Node, Refusal> {
         let mut parts = split(target)?;
         let name = parts.pop().ok_or("it is a link to the root")?;
