@@ -156,7 +156,7 @@ impl Server {
                 sender.closed().await;
             }
         });
-        pieces(receiver, ())
+        pieces(receiver)
     }
 }
 

@@ -12,7 +12,7 @@ use monopod_api::environment::PodReference;
 use monopod_api::labels::KUBELET_PORT;
 use monopod_kubelet::log::{Sending, seek_tail};
 use monopod_kubelet::request::{self, Asked, LogOptions, Refused, Target};
-use monopod_kubelet::serve::{self, Body, text};
+use monopod_kubelet::serve::{self, Body, Connections, text};
 use monopod_kubelet::tls;
 use std::io::BufReader;
 use std::net::Ipv4Addr;
@@ -104,7 +104,7 @@ async fn serve_once(
         }
     };
     tokio::select! {
-        () = serve::accept(listener, current, answer) => Err("the listener ended".into()),
+        () = serve::accept(listener, current, Connections::default(), answer) => Err("the listener ended".into()),
         () = renewals => Ok(()),
     }
 }
@@ -173,7 +173,7 @@ fn logs(
         }
     });
     // Nothing follows any more, so a follower is at the end at once.
-    Ok(serve::pieces(receiver, ()))
+    Ok(serve::pieces(receiver))
 }
 
 async fn send(

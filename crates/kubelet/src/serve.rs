@@ -10,10 +10,11 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use std::convert::Infallible;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
+use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc, watch};
+use tokio::sync::{Notify, Semaphore, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
@@ -27,19 +28,64 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// The body of an answer.
 pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 
+/// The API server's connections to one server on which it asked something, so that no answer is cut
+/// off. Clones are the same ones.
+#[derive(Clone, Debug, Default)]
+pub struct Connections {
+    ending: watch::Sender<bool>,
+    open: watch::Sender<usize>,
+}
+
+/// A connection that is open.
+#[derive(Debug)]
+pub struct Open(watch::Sender<usize>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
+impl Connections {
+    /// Counts one until what it gives is dropped. One that changes its protocol is not counted any
+    /// more by itself.
+    pub fn open(&self) -> Open {
+        self.open.send_modify(|count| *count += 1);
+        Open(self.open.clone())
+    }
+
+    /// Ends each with the answer that is being given on it, and waits until the API server has
+    /// taken all of that; but not longer than this. Gives how many were still open then.
+    pub async fn end(&self, limit: Duration) -> usize {
+        self.ending.send_replace(true);
+        let mut open = self.open.subscribe();
+        let none = tokio::time::timeout(limit, open.wait_for(|count| *count == 0));
+        // If not, the count says so.
+        let _in_time = none.await.is_ok();
+        *self.open.borrow()
+    }
+
+    async fn ending(&self) {
+        let mut ending = self.ending.subscribe();
+        // The sender is ours and stays.
+        let _ending = ending.wait_for(|ending| *ending).await.is_ok();
+    }
+}
+
 /// Serves connections until it is dropped, and they with it. Each uses the newest certificates.
 ///
 /// Whoever is not the API server is refused before `answer` sees anything.
 pub async fn accept<F, A>(
     listener: TcpListener,
     configs: watch::Receiver<Arc<ServerConfig>>,
+    connections: Connections,
     answer: F,
 ) where
     F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
 {
     let slots = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut connections = JoinSet::new();
+    let mut tasks = JoinSet::new();
     loop {
         let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
             return;
@@ -47,9 +93,9 @@ pub async fn accept<F, A>(
         match listener.accept().await {
             Ok((stream, _)) => {
                 let config = Arc::clone(&configs.borrow());
-                let answer = answer.clone();
-                connections.spawn(async move {
-                    serve(stream, config, answer).await;
+                let (connections, answer) = (connections.clone(), answer.clone());
+                tasks.spawn(async move {
+                    serve(stream, config, connections, answer).await;
                     drop(slot);
                 });
             }
@@ -58,12 +104,23 @@ pub async fn accept<F, A>(
                 tokio::time::sleep(PAUSE).await;
             }
         }
-        while connections.try_join_next().is_some() {}
+        while tasks.try_join_next().is_some() {}
     }
 }
 
-async fn serve<F, A>(stream: TcpStream, config: Arc<ServerConfig>, answer: F)
-where
+/// Set with the first request on a connection.
+#[derive(Debug, Default)]
+struct Asked {
+    open: OnceLock<Open>,
+    bell: Notify,
+}
+
+async fn serve<F, A>(
+    stream: TcpStream,
+    config: Arc<ServerConfig>,
+    connections: Connections,
+    answer: F,
+) where
     F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
 {
@@ -74,27 +131,57 @@ where
         Err(_) => return tracing::debug!("a client was too slow"),
     };
     let allowed = tls::is_api_server(stream.get_ref().1.peer_certificates());
-    let service = service_fn(move |request| {
-        let answer = answer.clone();
-        async move {
-            Ok::<_, Infallible>(if allowed {
-                answer(request).await
-            } else {
-                text(
-                    StatusCode::FORBIDDEN,
-                    "only the API server may use the kubelet",
-                )
-            })
-        }
-    });
-    let connection = hyper::server::conn::http1::Builder::new()
+    let asked = Arc::new(Asked::default());
+    let service = {
+        let (asked, connections) = (Arc::clone(&asked), connections.clone());
+        service_fn(move |request| {
+            if allowed {
+                asked.open.get_or_init(|| connections.open());
+                asked.bell.notify_one();
+            }
+            let answer = answer.clone();
+            async move {
+                Ok::<_, Infallible>(if allowed {
+                    answer(request).await
+                } else {
+                    text(
+                        StatusCode::FORBIDDEN,
+                        "only the API server may use the kubelet",
+                    )
+                })
+            }
+        })
+    };
+    let mut connection = hyper::server::conn::http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(PATIENCE)
         .serve_connection(TokioIo::new(stream), service)
         .with_upgrades();
-    if let Err(error) = connection.await {
-        tracing::debug!(%error, "a connection broke off");
+    let (served, ending) = tokio::select! {
+        served = &mut connection => (served, false),
+        // Who comes late is answered as well.
+        () = async { asked.bell.notified().await; connections.ending().await } => {
+            Pin::new(&mut connection).graceful_shutdown();
+            ((&mut connection).await, true)
+        }
+    };
+    match served {
+        Err(error) => tracing::debug!(%error, "a connection broke off"),
+        Ok(()) if ending => {
+            // None of one that changed its protocol.
+            if let Some(parts) = connection.into_parts() {
+                taken(parts.io.into_inner()).await;
+            }
+        }
+        Ok(()) => {}
     }
+}
+
+/// Waits until the client has read everything up to the end, upon which it ends its side, too.
+/// That the last bytes were written says nothing of their arrival.
+async fn taken(mut stream: impl AsyncRead + Unpin) {
+    let mut rest = [0; 256];
+    while matches!(stream.read(&mut rest).await, Ok(1..)) {}
 }
 
 /// An answer of text.
@@ -109,11 +196,11 @@ pub fn text(status: StatusCode, message: &str) -> Response<Body> {
     response
 }
 
-/// An answer that comes piece by piece. What is held is dropped once it was written, or broke off.
-pub fn pieces<H: Send + 'static>(receiver: mpsc::Receiver<Bytes>, held: H) -> Response<Body> {
-    let pieces = stream::unfold((receiver, held), |(mut receiver, held)| async move {
+/// An answer that comes piece by piece.
+pub fn pieces(receiver: mpsc::Receiver<Bytes>) -> Response<Body> {
+    let pieces = stream::unfold(receiver, |mut receiver| async move {
         let bytes = receiver.recv().await?;
-        Some((Ok::<_, Infallible>(Frame::data(bytes)), (receiver, held)))
+        Some((Ok::<_, Infallible>(Frame::data(bytes)), receiver))
     });
     let mut response = Response::new(StreamBody::new(pieces).boxed_unsync());
     response

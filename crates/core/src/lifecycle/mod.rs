@@ -47,7 +47,8 @@ use std::collections::BTreeMap;
 pub const PROVISIONING_LIMIT: SignedDuration = SignedDuration::from_secs(180);
 /// How long an environment may lack its interface, which was created before it.
 const INTERFACE_LIMIT: SignedDuration = SignedDuration::from_secs(20);
-/// How long after the end of its grace period a node may take to end its pod.
+/// How long after the end of its grace period a node may take to end its pod, and clients to take
+/// what it said last.
 pub const TERMINATION_MARGIN: SignedDuration = SignedDuration::from_secs(5);
 /// How long the pod's own final status may take to arrive after its VM has ended.
 pub const FINAL_STATUS_MARGIN: SignedDuration = SignedDuration::from_secs(10);

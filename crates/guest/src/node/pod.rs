@@ -27,8 +27,11 @@ use tokio::sync::mpsc;
 const QUEUE: usize = 64;
 /// Between attempts to delete the pod's object, or to mount an image.
 const RETRY: Duration = Duration::from_secs(1);
-/// How long clients that read logs may take to the end, before the host takes the node's address.
-const LAST_ANSWERS: Duration = Duration::from_secs(2);
+/// How long clients may take to read what the pod said last; the host answers for a finished one
+/// then.
+const LAST_ANSWERS: Duration = Duration::from_secs(10);
+/// The same of a deleted pod: a part of `monopod_core::lifecycle::TERMINATION_MARGIN`.
+const LAST_ANSWERS_OF_DELETED: Duration = Duration::from_secs(2);
 /// `SIGTERM`.
 const TERM: i32 = 15;
 
@@ -366,12 +369,15 @@ impl PodTask {
         }
     }
 
-    /// The pod ended: its status first, then its object if it was deleted, or else its logs, then
-    /// the VM.
+    /// The pod ended: its status first, then the answers that are being given, then its object if
+    /// it was deleted, or else its logs, then the VM.
     async fn finish(&mut self, cause: Cause) {
         self.writer.flush().await;
         match cause {
-            Cause::Deleted => delete(&self.tools.cluster, &self.pod).await,
+            Cause::Deleted => {
+                self.end_answers(LAST_ANSWERS_OF_DELETED).await;
+                delete(&self.tools.cluster, &self.pod).await;
+            }
             Cause::Completed | Cause::DeadlineExceeded => {}
         }
         self.tools.recorder.flush().await;
@@ -387,13 +393,20 @@ impl PodTask {
         }
     }
 
+    async fn end_answers(&self, limit: Duration) {
+        let open = self.tools.shared.connections.end(limit).await;
+        if open > 0 {
+            tracing::info!(open, "clients have not taken all that they asked for");
+        }
+    }
+
     /// The host gets what it lacks of the logs, and then the node's address: from then on the node
     /// is not reached any more. Bounded, as the pod has ended.
     async fn hand_over_logs(&self) {
         if !self.tools.shipper.finish().await {
             tracing::warn!("the host did not take all logs");
         }
-        self.tools.shared.await_clients(LAST_ANSWERS).await;
+        self.end_answers(LAST_ANSWERS).await;
         if let Err(error) = self.tools.metadata.logs_complete().await {
             tracing::warn!(%error, "the host does not answer for the logs yet");
         }

@@ -2,14 +2,11 @@
 
 use super::logs::{Log, Output};
 use bytes::Bytes;
+use monopod_kubelet::serve::Connections;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 use tokio::sync::{broadcast, mpsc, watch};
-
-/// How long what was written to a socket may take to arrive at the API server.
-const ARRIVAL: Duration = Duration::from_millis(200);
 
 /// One run of a container.
 #[derive(Clone, Debug)]
@@ -60,28 +57,8 @@ pub(crate) struct PodView {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Shared {
     pod: Arc<Mutex<Option<PodView>>>,
-    /// Held by each answer that is being sent.
-    clients: Clients,
-}
-
-/// Counts the answers that are being sent.
-#[derive(Clone, Debug)]
-struct Clients(watch::Sender<usize>);
-
-impl Default for Clients {
-    fn default() -> Self {
-        Self(watch::Sender::new(0))
-    }
-}
-
-/// An answer that is being sent.
-#[derive(Debug)]
-pub(crate) struct Client(watch::Sender<usize>);
-
-impl Drop for Client {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
+    /// Of the API server.
+    pub(crate) connections: Connections,
 }
 
 impl Shared {
@@ -97,26 +74,6 @@ impl Shared {
         pod.as_ref()
             .filter(|pod| pod.namespace == namespace && pod.name == name)
             .cloned()
-    }
-
-    /// Counts an answer until what it gives is dropped.
-    pub(crate) fn client(&self) -> Client {
-        self.clients.0.send_modify(|count| *count += 1);
-        Client(self.clients.0.clone())
-    }
-
-    /// Waits until no answer is being sent, but not longer than this.
-    pub(crate) async fn await_clients(&self, limit: Duration) {
-        let mut clients = self.clients.0.subscribe();
-        if *clients.borrow() == 0 {
-            return;
-        }
-        let none = clients.wait_for(|count| *count == 0);
-        if tokio::time::timeout(limit, none).await.is_err() {
-            tracing::info!("clients were still reading logs");
-        }
-        // What was written last is on its way.
-        tokio::time::sleep(ARRIVAL).await;
     }
 
     /// How many containers run.

@@ -64,11 +64,12 @@ async fn listen(
     configs: watch::Receiver<std::sync::Arc<rustls::ServerConfig>>,
     shared: Shared,
 ) {
+    let connections = shared.connections.clone();
     let answer = move |request| {
         let shared = shared.clone();
         async move { answer(request, &shared).await }
     };
-    serve::accept(listener, configs, answer).await;
+    serve::accept(listener, configs, connections, answer).await;
 }
 
 async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
@@ -84,7 +85,7 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
         Ok(Asked::Logs(target, options)) => logs(shared, &target, options),
         Ok(Asked::Exec(target, options)) => match upgrade(&request) {
             Ok(upgrade) => match running(shared, &target) {
-                Ok(run) => Ok(start_exec(request, upgrade, run, options).await),
+                Ok(run) => Ok(start_exec(request, upgrade, run, options, shared).await),
                 Err(refused) => Err(refused),
             },
             Err(refused) => Err(refused),
@@ -92,7 +93,7 @@ async fn answer(request: Request<Incoming>, shared: &Shared) -> Response<Body> {
         Ok(Asked::Attach(target, options)) => upgrade(&request).and_then(|upgrade| {
             let run = running(shared, &target)?;
             let streams = exec::attach(&run, &options);
-            Ok(switch(request, &upgrade, streams))
+            Ok(switch(request, &upgrade, streams, shared))
         }),
         Ok(Asked::Forward(target)) => read_tunnel(request.headers()).and_then(|accept| {
             find_pod(shared, &target)?;
@@ -168,7 +169,7 @@ fn logs(shared: &Shared, target: &Target, options: LogOptions) -> Result<Respons
             tracing::warn!(%error, "a log cannot be read");
         }
     });
-    Ok(serve::pieces(receiver, shared.client()))
+    Ok(serve::pieces(receiver))
 }
 
 /// What a client asked for by its upgrade headers.
@@ -235,6 +236,7 @@ async fn start_exec(
     upgrade: Upgrade,
     run: Run,
     options: ExecOptions,
+    shared: &Shared,
 ) -> Response<Body> {
     let streams = match execute(&run, &options).await {
         Ok(running) => running.streams,
@@ -243,7 +245,7 @@ async fn start_exec(
             failed(&options, error.to_string())
         }
     };
-    switch(request, &upgrade, streams)
+    switch(request, &upgrade, streams, shared)
 }
 
 /// A session that only says why there is none.
@@ -264,11 +266,20 @@ fn switch(
     request: Request<Incoming>,
     upgrade: &Upgrade,
     streams: session::Streams,
+    shared: &Shared,
 ) -> Response<Body> {
     let protocol = upgrade.protocol;
-    switch_to(request, &upgrade.accept, protocol.name, move |upgraded| {
-        session::serve(upgraded, protocol, streams)
-    })
+    // It ends with its process, and waits until the client has taken the last of it.
+    let open = shared.connections.open();
+    switch_to(
+        request,
+        &upgrade.accept,
+        protocol.name,
+        async move |upgraded| {
+            session::serve(upgraded, protocol, streams).await;
+            drop(open);
+        },
+    )
 }
 
 /// Answers that the protocol is switched, and serves the connection from then on.

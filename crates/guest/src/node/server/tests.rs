@@ -3,6 +3,7 @@
 use super::*;
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
+use hyper::client::conn::http1::SendRequest;
 use rcgen::{
     BasicConstraints, CertificateParams, DnType, ExtendedKeyUsagePurpose, IsCa, Issuer, KeyPair,
 };
@@ -10,7 +11,9 @@ use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::PemObject as _;
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName};
 use std::sync::Arc;
+use std::time::Duration;
 use tokio::net::TcpStream;
+use tokio::sync::broadcast;
 use tokio_rustls::TlsConnector;
 
 struct Authority {
@@ -75,6 +78,18 @@ impl Scene {
         client: Option<(String, String)>,
         path: &str,
     ) -> Result<(u16, String), String> {
+        let (response, _sender) = self.begin(client, path).await?;
+        let status = response.status().as_u16();
+        let body = response.into_body().collect().await.unwrap().to_bytes();
+        Ok((status, String::from_utf8(body.to_vec()).unwrap()))
+    }
+
+    /// The beginning of an answer, and what keeps the connection for another question.
+    async fn begin(
+        &self,
+        client: Option<(String, String)>,
+        path: &str,
+    ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), String> {
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(self.authority.pem.as_bytes()).unwrap())
@@ -107,13 +122,8 @@ impl Scene {
             .header("host", "node")
             .body(Full::new(Bytes::new()))
             .unwrap();
-        let response = sender
-            .send_request(request)
-            .await
-            .map_err(|error| error.to_string())?;
-        let status = response.status().as_u16();
-        let body = response.into_body().collect().await.unwrap().to_bytes();
-        Ok((status, String::from_utf8(body.to_vec()).unwrap()))
+        let response = sender.send_request(request).await;
+        Ok((response.map_err(|error| error.to_string())?, sender))
     }
 
     async fn ask_as(&self, name: &str, path: &str) -> (u16, String) {
@@ -189,6 +199,55 @@ async fn what_is_not_there_is_said() {
         "no upgrade"
     );
     assert_eq!(ask("/pods").await.0, 404);
+}
+
+#[tokio::test]
+async fn the_end_waits_for_clients_that_still_read_but_not_for_ever() {
+    let scene = Scene::new().await;
+    let directory = tempfile::tempdir().unwrap();
+    let log = Log::create(directory.path().join("log"), 1 << 20, Arc::default()).unwrap();
+    let said = vec![b'x'; 400_000];
+    log.clone()
+        .copy(&said[..], false, broadcast::Sender::new(64))
+        .await;
+    log.close();
+    let (_running, running) = watch::channel(false);
+    scene.shared.update(|pod| {
+        pod.namespace = "ns".to_owned();
+        pod.name = "p".to_owned();
+        pod.containers.entry("c".to_owned()).or_default().current = Some(Run {
+            id: String::new(),
+            log,
+            process: serde_json::Value::Null,
+            uid: 0,
+            output: broadcast::Sender::new(1),
+            input: None,
+            terminal: None,
+            running,
+        });
+    });
+    let api_server = || {
+        scene
+            .authority
+            .sign(API_SERVER, ExtendedKeyUsagePurpose::ClientAuth)
+    };
+    let (health, _kept) = scene.begin(Some(api_server()), "/healthz").await.unwrap();
+    health.into_body().collect().await.unwrap();
+    let path = "/containerLogs/ns/p/c?follow=true";
+    let (reader, _kept_too) = scene.begin(Some(api_server()), path).await.unwrap();
+    let connections = scene.shared.connections.clone();
+    assert_eq!(connections.end(Duration::from_millis(500)).await, 1);
+    let (open, body) = tokio::join!(
+        connections.end(Duration::from_secs(30)),
+        reader.into_body().collect()
+    );
+    assert_eq!(open, 0, "it was waited for");
+    assert_eq!(body.unwrap().to_bytes(), said);
+    assert_eq!(
+        scene.ask_as(API_SERVER, path).await.1.len(),
+        said.len(),
+        "who comes late is answered, too"
+    );
 }
 
 #[test]
