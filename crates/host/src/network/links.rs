@@ -5,7 +5,7 @@ use super::namespace::within;
 use super::{NetworkError, Vpc};
 use futures::TryStreamExt;
 use rtnetlink::packet_route::neighbour::NeighbourState;
-use rtnetlink::packet_route::route::RouteScope;
+use rtnetlink::packet_route::route::{RouteAddress, RouteAttribute, RouteMessage, RouteScope};
 use rtnetlink::{Handle, LinkMessageBuilder, LinkUnspec, RouteMessageBuilder};
 use std::net::{IpAddr, Ipv4Addr};
 
@@ -101,6 +101,25 @@ impl Links {
             .pref_source(source);
         let added = self.handle.route().add(route.build()).replace().execute();
         added.await.map_err(failed("add an interface's route"))
+    }
+
+    /// The source of a link's route; none if it has none.
+    pub(super) async fn source(&self, index: u32) -> Result<Option<Ipv4Addr>, NetworkError> {
+        let all = RouteMessageBuilder::<Ipv4Addr>::new().build();
+        let routes = self.handle.route().get(all).execute();
+        let routes: Vec<RouteMessage> = routes
+            .try_collect()
+            .await
+            .map_err(failed("list the interfaces' routes"))?;
+        let ours = routes
+            .iter()
+            .filter(|route| route.attributes.contains(&RouteAttribute::Oif(index)));
+        Ok(ours
+            .flat_map(|route| &route.attributes)
+            .find_map(|attribute| match attribute {
+                RouteAttribute::PrefSource(RouteAddress::Inet(source)) => Some(*source),
+                _ => None,
+            }))
     }
 
     /// Says once and for all which hardware address a neighbour has.

@@ -313,6 +313,15 @@ pub async fn plug(vpc: &Vpc, interface: &Interface, spare: &str) -> Result<(), N
         .await
 }
 
+/// The gateway of an interface that is plugged; none if it is not. Its subnet may be gone.
+pub async fn gateway(vpc: &Vpc, address: Ipv4Addr) -> Result<Option<Ipv4Addr>, NetworkError> {
+    let links = Links::open(vpc).await?;
+    match links.index(&vpc::device(address)).await? {
+        Some(index) => links.source(index).await,
+        None => Ok(None),
+    }
+}
+
 /// Removes an interface's tap. It is fine if there is none.
 pub async fn unplug(vpc: &Vpc, address: Ipv4Addr) -> Result<(), NetworkError> {
     let links = Links::open(vpc).await?;

@@ -8,9 +8,13 @@ use crate::policy::View;
 use monopod_api::environment::{Environment, EnvironmentPhase};
 use monopod_api::timeline::Step;
 use monopod_core::owner::{self, Begin, Found};
+use std::net::Ipv4Addr;
 use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
+
+/// How long a VM waits for its interface's subnet.
+const SUBNET_WAIT: Duration = Duration::from_secs(30);
 
 impl<H: Hypervisor> State<H> {
     /// Starts the VM, or adopts the one that a former host process started.
@@ -19,15 +23,6 @@ impl<H: Hypervisor> State<H> {
         mut view: watch::Receiver<View>,
         updates: &mut watch::Receiver<Environment>,
     ) -> Option<Events> {
-        let interface = self.environment.spec.network_interface.clone();
-        let known = tokio::time::timeout(
-            Duration::from_secs(30),
-            view.wait_for(|v| v.gateway(&interface).is_some()),
-        );
-        self.gateway = match known.await {
-            Ok(Ok(view)) => view.gateway(&interface),
-            Ok(Err(_)) | Err(_) => None,
-        };
         if self.status.phase().is_terminal() {
             return None;
         }
@@ -45,7 +40,15 @@ impl<H: Hypervisor> State<H> {
             (None, true) => Found::Ended,
             (None, false) => Found::Nothing,
         };
-        match (owner::begin(self.status.phase(), found), adopted) {
+        let begin = owner::begin(self.status.phase(), found);
+        self.gateway = tokio::select! {
+            gateway = self.find_gateway(begin, &mut view) => gateway,
+            Ok(deleted) = updates.wait_for(is_deleted) => {
+                self.environment = deleted.clone();
+                return None;
+            }
+        };
+        match (begin, adopted) {
             (Begin::Adopt, Some((vm, events))) => self.adopt(vm, events).await,
             (Begin::Start, _) => self.start(updates).await,
             (Begin::Lost | Begin::Adopt, _) => {
@@ -57,6 +60,35 @@ impl<H: Hypervisor> State<H> {
                 None
             }
             (Begin::Nothing, _) => None,
+        }
+    }
+
+    /// A VM that runs does not depend on its interface's subnet: its route says the gateway. It
+    /// may not have one yet.
+    async fn find_gateway(
+        &self,
+        begin: Begin,
+        view: &mut watch::Receiver<View>,
+    ) -> Option<Ipv4Addr> {
+        match begin {
+            Begin::Adopt => {
+                match network::gateway(&self.context.options.network, self.address).await {
+                    Ok(None) => {}
+                    Ok(gateway) => return gateway,
+                    Err(error) => {
+                        let error = chain(&error);
+                        tracing::warn!(environment = %self.name, error, "its route is not known");
+                    }
+                }
+            }
+            Begin::Start => {}
+            Begin::Lost | Begin::Nothing => return None,
+        }
+        let interface = &self.environment.spec.network_interface;
+        let known = view.wait_for(|view| view.gateway(interface).is_some());
+        match tokio::time::timeout(SUBNET_WAIT, known).await {
+            Ok(Ok(view)) => view.gateway(interface),
+            Ok(Err(_)) | Err(_) => None,
         }
     }
 

@@ -359,6 +359,16 @@ fn taps_are_made_once_found_again_and_removed() {
         let _new = spare("vm-000002").await;
         plug("vm-000002").await.expect("named");
         drop(left);
+        let gateway = |address| network::gateway(vpc, address);
+        assert_eq!(
+            gateway(address).await.expect("looked up"),
+            Some(interface.gateway)
+        );
+        assert_eq!(
+            gateway(fixture.address(8)).await.expect("looked up"),
+            None,
+            "it is not plugged"
+        );
         assert_eq!(
             network::plugged(&fixture.vpc).await.expect("listed"),
             [address]

@@ -268,6 +268,8 @@ pub(crate) fn handed_over(cluster: &Cluster) {
     let before = cluster.wait_ready("upgraded", "steady", START);
     let environment = cluster.environment_of(&before).expect("an environment");
     let vm = vm_process(cluster, &environment);
+    // A subnet is for new pods; those that have an address keep it.
+    rename_subnet(cluster, "private-a", "mine");
     let output = cluster.monopod(&["down", "--keep-pods"]);
     assert!(output.success, "{}{}", output.out, output.err);
     let status = cluster.monopod(&["status"]).out;
@@ -287,9 +289,32 @@ pub(crate) fn handed_over(cluster: &Cluster) {
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
     assert_eq!(vm_process(cluster, &environment), vm, "the same VM");
+    assert!(
+        cluster.get("", "subnet", "private-a").is_none(),
+        "where there are subnets, none is made"
+    );
     cluster.kubectl(&["delete", "pod", "-n", "upgraded", "steady"]);
     gone(cluster, &environment, GONE);
+    rename_subnet(cluster, "mine", "private-a");
     cluster.kubectl(&["delete", "namespace", "upgraded", "--wait=false"]);
+}
+
+fn rename_subnet(cluster: &Cluster, from: &str, to: &str) {
+    let old = cluster.get("", "subnet", from).expect("there");
+    cluster.kubectl(&["delete", "subnet", from]);
+    let new = json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Subnet",
+        "metadata": {"name": to}, "spec": old["spec"],
+    });
+    // The API server's policies may know the old one for a moment.
+    wait("the new one is taken", Duration::from_secs(30), || {
+        let applied = cluster.try_apply(&new);
+        if applied.success {
+            Ok(())
+        } else {
+            Err(applied.err)
+        }
+    });
 }
 
 pub(crate) fn up_again(cluster: &Cluster) {
