@@ -45,11 +45,17 @@ pub fn enters(current: EnvironmentPhase, next: EnvironmentPhase) -> bool {
     next > current && !current.is_terminal()
 }
 
-/// What the end of a VM means, by what its guest said before: none if the pod finished, else why it failed.
-pub fn failure(said: Option<Ended>) -> Option<String> {
+/// What the end of a VM means: none if the pod finished, else why it failed.
+///
+/// What its guest said before counts most. `unplugged` is whether it was ended because its tap was
+/// gone, which it is, too, while a VM ends by itself.
+pub fn failure(said: Option<Ended>, unplugged: bool) -> Option<String> {
     match said {
         Some(Ended::PodFinished) => None,
         Some(Ended::Failed { message }) => Some(message),
+        Some(Ended::Stopped) | None if unplugged => {
+            Some("somebody removed the tap of the VM's network interface".to_owned())
+        }
         Some(Ended::Stopped) | None => Some("the VM died".to_owned()),
     }
 }
@@ -58,6 +64,27 @@ pub fn failure(said: Option<Ended>) -> Option<String> {
 mod tests {
     use super::*;
     use EnvironmentPhase::{Booting, Failed, Finished, Joining, Registered, Requested, Running};
+
+    #[test]
+    fn a_pod_that_finished_is_not_lost_whatever_became_of_its_vm() {
+        for unplugged in [false, true] {
+            assert_eq!(failure(Some(Ended::PodFinished), unplugged), None);
+            let message = "no disk".to_owned();
+            assert_eq!(
+                failure(
+                    Some(Ended::Failed {
+                        message: message.clone()
+                    }),
+                    unplugged
+                ),
+                Some(message)
+            );
+            for said in [None, Some(Ended::Stopped)] {
+                let failure = failure(said, unplugged).expect("lost");
+                assert_eq!(failure.contains("tap"), unplugged, "{failure}");
+            }
+        }
+    }
 
     #[test]
     fn a_vm_starts_at_most_once() {

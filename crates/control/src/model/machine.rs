@@ -208,7 +208,7 @@ impl Machine {
             Stage::Live => {
                 let phase = vm.as_ref().map_or(owner.status.phase, |vm| vm.phase());
                 if let Some(State::Exited(said)) = vm.map(|vm| &vm.state) {
-                    match owner::failure(said.clone()) {
+                    match owner::failure(said.clone(), false) {
                         None => owner.enter(EnvironmentPhase::Finished, now),
                         Some(why) => owner.fail(&why, now),
                     }

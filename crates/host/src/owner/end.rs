@@ -13,27 +13,42 @@ use monopod_core::owner;
 use monopod_ops::answer::absent_is_fine;
 use monopod_wire::Ended;
 use serde_json::json;
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// How long a VM without a tap has to end by itself.
+const LAST_WORDS: Duration = Duration::from_secs(2);
 
 impl<H: Hypervisor> State<H> {
     pub(super) async fn exited(&mut self) {
+        let unplugged = *self.tap.borrow() == Tap::Removed;
         let category = match &self.ended {
             Some(Ended::Failed { .. }) => VmFailure::Guest,
+            _said_nothing if unplugged => VmFailure::Unplugged,
             _said_nothing => VmFailure::Died,
         };
-        if let Some(message) = owner::failure(self.ended.take()) {
+        if let Some(message) = owner::failure(self.ended.take(), unplugged) {
             return self.fail(category, &bounded(message)).await;
         }
         self.free().await;
         self.status.enter(EnvironmentPhase::Finished);
     }
 
-    /// The VM can never reach anybody again: a tap is made with its process.
-    pub(super) async fn unplugged(&mut self) {
-        self.fail(
-            VmFailure::Unplugged,
-            "somebody removed the tap of the VM's network interface",
-        )
-        .await;
+    /// The VM's tap is gone. So it is shortly before its process is, which has its own reason.
+    pub(super) fn tap_gone(&mut self) {
+        self.tap.send_replace(Tap::Idle);
+        self.kill_at = Some(Instant::now() + LAST_WORDS);
+    }
+
+    /// Somebody removed the tap. The VM can never reach anybody again, as a tap is made with
+    /// its process.
+    pub(super) async fn kill_unplugged(&mut self) {
+        self.kill_at = None;
+        self.tap.send_replace(Tap::Removed);
+        // Its exit follows, and what its guest said before.
+        if let Some(Err(error)) = self.vm.as_ref().map(Vm::kill) {
+            self.fail(VmFailure::Unplugged, &chain(&error)).await;
+        }
     }
 
     pub(super) async fn fail(&mut self, category: VmFailure, message: &str) {
@@ -54,6 +69,7 @@ impl<H: Hypervisor> State<H> {
             }
         }
         self.listening = false;
+        self.kill_at = None;
         self.tap.send_replace(Tap::Idle);
         while let Err(message) = self.try_free().await {
             tracing::error!(environment = %self.name, message, "cannot be freed; tried again");

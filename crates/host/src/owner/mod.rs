@@ -60,8 +60,10 @@ enum Tap {
     Idle,
     /// The VM has it as its interface.
     Plugged,
-    /// The VM had it, and somebody removed it.
+    /// The VM had it, and it is not there any more.
     Gone,
+    /// The VM was killed for that.
+    Removed,
 }
 
 /// Tells an owner task of its environment's changes.
@@ -153,6 +155,8 @@ struct State<H: Hypervisor> {
     ended: Option<Ended>,
     gateway: Option<Ipv4Addr>,
     tap: watch::Sender<Tap>,
+    /// When the VM is killed, if it has not ended by itself.
+    kill_at: Option<Instant>,
     /// When the VM is held to its share of the CPUs; none once it is.
     limit_at: Option<Instant>,
     /// It had whole CPUs for its end.
@@ -195,6 +199,7 @@ async fn run<H: Hypervisor>(
         ended: None,
         gateway: None,
         tap,
+        kill_at: None,
         limit_at: None,
         hastened: false,
     };
@@ -296,7 +301,8 @@ impl<H: Hypervisor> State<H> {
                     None => *events = None,
                 },
                 () = limit::due(self.limit_at) => self.limit_cpu(),
-                () = is_gone(&mut tap) => self.unplugged().await,
+                () = is_gone(&mut tap) => self.tap_gone(),
+                () = limit::due(self.kill_at) => self.kill_unplugged().await,
                 _ = looks.tick() => self.unhalt().await,
                 changed = updates.changed() => {
                     if changed.is_err() {
