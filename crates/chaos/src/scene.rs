@@ -6,14 +6,14 @@ use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
 use monopod_testkit::{
     Cluster, Ended, Frozen, Machine, Room, SECOND_CONTROL, Site, Switch, freeze, kill, leftovers,
-    part,
+    number, part,
 };
 use serde_json::{Value, json};
 use std::fmt;
 use std::time::{Duration, Instant};
 
-/// Tells this cluster from those of tests and measurements.
-const NUMBER: u8 = 112;
+/// Of the cluster: apart from those of tests and measurements.
+const OFFSET: u8 = 11;
 /// The machine that joins; the other one is `host-1`.
 const SECOND: &str = "host-2";
 /// How long anything may take on a busy machine, once the fault is over.
@@ -62,11 +62,12 @@ pub(crate) struct Scene {
 
 impl Scene {
     pub(crate) fn new() -> Result<Self> {
-        let switch = Switch::new(NUMBER);
+        let number = number(OFFSET);
+        let switch = Switch::new(number);
         let address = switch.address();
         let flags = ["--underlay", &address, "--disable", "coredns"];
-        let cluster = Cluster::up_with(NUMBER, &flags);
-        let second = Machine::new(NUMBER, 2, cluster.program());
+        let cluster = Cluster::up_with(number, &flags);
+        let second = Machine::new(number, 2, cluster.program());
         let room = Room::new(second.data(), DISK);
         let joined = second.join(&cluster.token(SECOND));
         ensure!(
