@@ -321,10 +321,8 @@ pub(crate) fn up_again(cluster: &Cluster) {
     namespace(cluster, "again");
     cluster.apply(&shell_pod("again", "same", "sleep 1000"));
     let before = cluster.wait_ready("again", "same", START);
-    let start = Instant::now();
     let output = cluster.bring_up();
     assert!(output.out.contains("is running already"), "{}", output.out);
-    assert!(start.elapsed() < Duration::from_secs(20));
     let after = cluster.get("again", "pod", "same").expect("still there");
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);

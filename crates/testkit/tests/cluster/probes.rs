@@ -68,17 +68,17 @@ fn get(address: &str, port: u16, path: &str) -> std::io::Result<String> {
 /// By gRPC and HTTP, as a container's own programs answer.
 pub(crate) fn probes(cluster: &Cluster) {
     namespace(cluster, "probes");
-    let grpc = json!({"grpc": {"port": 5000}, "periodSeconds": 1, "timeoutSeconds": 3, "failureThreshold": 2});
+    let grpc = json!({"grpc": {"port": 5000}, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 2});
     cluster.apply(&agnhost(
         "grpc",
         &json!({"args": ["grpc-health-checking"], "livenessProbe": grpc, "readinessProbe": grpc,
-            "startupProbe": {"grpc": {"port": 5000}, "periodSeconds": 1, "failureThreshold": 60}}),
+            "startupProbe": {"grpc": {"port": 5000}, "periodSeconds": 1, "timeoutSeconds": 5, "failureThreshold": 60}}),
     ));
     cluster.apply(&agnhost(
         "web",
         &json!({"args": ["netexec", "--http-port=8080"], "ports": [{"name": "web", "containerPort": 8080}],
-            "livenessProbe": {"httpGet": {"path": "/healthz", "port": "web"}, "initialDelaySeconds": 10, "timeoutSeconds": 3},
-            "readinessProbe": {"httpGet": {"path": "/redirect?location=http://example.com/", "port": "web"}, "periodSeconds": 1, "timeoutSeconds": 3}}),
+            "livenessProbe": {"httpGet": {"path": "/healthz", "port": "web"}, "initialDelaySeconds": 10, "timeoutSeconds": 5},
+            "readinessProbe": {"httpGet": {"path": "/redirect?location=http://example.com/", "port": "web"}, "periodSeconds": 1, "timeoutSeconds": 5}}),
     ));
     let mut late = shell_pod("probes", "late", "sleep 1000");
     late["spec"]["restartPolicy"] = json!("Always");

@@ -80,13 +80,12 @@ pub(crate) fn cluster_ip(cluster: &Cluster) {
     assert_eq!(answers.len(), 1, "one client stays with one pod");
     assert!(answers.is_subset(&servers), "{answers:?}");
 
-    let started = std::time::Instant::now();
+    // At once, and not by letting the client's time run out, which would say another word.
     let answers = ask_service("client", "nobody", 1);
     assert!(
         answers[0].contains("refused"),
         "a service without pods refuses: {answers:?}"
     );
-    assert!(started.elapsed() < Duration::from_secs(10));
 
     // A pod reaches itself by its own service: no answer may be lost, whoever gives it.
     let url = format!("{}:80", cluster.service_address(NAMESPACE, "plain"));
