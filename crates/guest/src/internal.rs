@@ -122,6 +122,8 @@ pub(crate) fn log(part: &'static str) {
         .with_ansi(false)
         .with_writer(std::io::stderr)
         .with_max_level(tracing::Level::INFO)
+        // It would panic where standard error takes no more.
+        .log_internal_errors(false)
         .try_init();
     match outcome {
         Ok(()) => tracing::info!(part, "started"),

@@ -17,5 +17,35 @@ pub fn init() {
         .with_writer(std::io::stderr)
         .with_ansi(false)
         .with_target(false)
+        // It would say on standard error that standard error takes no more, and panic: the logs of
+        // all parts are files, and a full disk must end none of them.
+        .log_internal_errors(false)
         .init();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::OpenOptions;
+    use std::process::Command;
+
+    const WRITES: &str = "MONOPOD_TEST_WRITES_A_LOG";
+
+    #[test]
+    fn a_full_disk_ends_nobody_who_logs() {
+        if std::env::var_os(WRITES).is_some() {
+            super::init();
+            tracing::error!("nobody will read this");
+            return;
+        }
+        let full = OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let name = "logs::tests::a_full_disk_ends_nobody_who_logs";
+        let itself = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", name, "--nocapture"])
+            .env(WRITES, "")
+            .stderr(full)
+            .output()
+            .unwrap();
+        assert!(itself.status.success(), "{:?}", itself.status);
+        assert!(String::from_utf8_lossy(&itself.stdout).contains("1 passed"));
+    }
 }
