@@ -29,7 +29,7 @@ const QUEUE: usize = 64;
 const RETRY: Duration = Duration::from_secs(1);
 /// How long clients may take to read what the pod said last; the host answers for a finished one
 /// then.
-const LAST_ANSWERS: Duration = Duration::from_secs(10);
+const LAST_ANSWERS: Duration = Duration::from_secs(20);
 /// The same of a deleted pod: a part of `monopod_core::lifecycle::TERMINATION_MARGIN`.
 const LAST_ANSWERS_OF_DELETED: Duration = Duration::from_secs(2);
 /// `SIGTERM`.
