@@ -187,9 +187,10 @@ pub(crate) fn last_output(cluster: &Cluster) {
     let mut killed = shell_pod(
         "ends",
         "killed",
-        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; done",
+        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; [ $((i % 1000)) -ne 0 ] || sleep 1; done",
     );
-    killed["spec"]["activeDeadlineSeconds"] = json!(10);
+    // Long enough to begin on a busy machine.
+    killed["spec"]["activeDeadlineSeconds"] = json!(30);
     cluster.apply(&killed);
     cluster.apply(&shell_pod("ends", "exits", &format!("{much}; exit 4")));
     // The shell would live on if only the process that eats were killed.
