@@ -288,11 +288,28 @@ impl Scene {
             let Ok(after) = ready else {
                 return Some(format!("{name} is not Ready any more"));
             };
+            // Before the next fault: the time to an eviction goes on as long as it has a taint.
+            if until("its node is whole", || self.has_whole_node(&after)).is_err() {
+                return Some(format!("{name} is on a node with a taint"));
+            }
             let same = after["metadata"]["uid"] == before["metadata"]["uid"];
             let restarts = &after["status"]["containerStatuses"][0]["restartCount"];
             (!same || *restarts != 0).then(|| format!("{name} was replaced or restarted"))
         };
         self.bystanders.iter().filter_map(changed).collect()
+    }
+
+    fn has_whole_node(&self, pod: &Value) -> Option<()> {
+        let node = self
+            .cluster
+            .get("", "node", pod["spec"]["nodeName"].as_str()?)?;
+        let taints = node["spec"]["taints"].as_array();
+        let is_trouble = |taint: &Value| {
+            let key = taint["key"].as_str().unwrap_or_default();
+            key.starts_with("node.kubernetes.io/")
+        };
+        let is_whole = !taints.is_some_and(|taints| taints.iter().any(is_trouble));
+        is_whole.then_some(())
     }
 
     fn left(&self, environment: &Value) -> Vec<String> {
