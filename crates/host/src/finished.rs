@@ -103,8 +103,9 @@ async fn serve_once(
             }
         }
     };
+    let served = serve::accept(listener, current, Connections::default(), answer);
     tokio::select! {
-        () = serve::accept(listener, current, Connections::default(), answer) => Err("the listener ended".into()),
+        () = served => Err("the listener ended".into()),
         () = renewals => Ok(()),
     }
 }

@@ -10,13 +10,16 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use std::convert::Infallible;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Notify, Semaphore, mpsc, watch};
+use tokio::sync::{Semaphore, SetOnce, mpsc, watch};
 use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
+use tokio_util::task::task_tracker::TaskTrackerToken;
 
 /// How long a client may take for its handshake and its headers.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -32,43 +35,25 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 /// off. Clones are the same ones.
 #[derive(Clone, Debug, Default)]
 pub struct Connections {
-    ending: watch::Sender<bool>,
-    open: watch::Sender<usize>,
-}
-
-/// A connection that is open.
-#[derive(Debug)]
-pub struct Open(watch::Sender<usize>);
-
-impl Drop for Open {
-    fn drop(&mut self) {
-        self.0.send_modify(|count| *count -= 1);
-    }
+    ending: CancellationToken,
+    open: TaskTracker,
 }
 
 impl Connections {
     /// Counts one until what it gives is dropped. One that changes its protocol is not counted any
     /// more by itself.
-    pub fn open(&self) -> Open {
-        self.open.send_modify(|count| *count += 1);
-        Open(self.open.clone())
+    pub fn open(&self) -> TaskTrackerToken {
+        self.open.token()
     }
 
     /// Ends each with the answer that is being given on it, and waits until the API server has
     /// taken all of that; but not longer than this. Gives how many were still open then.
     pub async fn end(&self, limit: Duration) -> usize {
-        self.ending.send_replace(true);
-        let mut open = self.open.subscribe();
-        let none = tokio::time::timeout(limit, open.wait_for(|count| *count == 0));
+        self.ending.cancel();
+        self.open.close();
         // If not, the count says so.
-        let _in_time = none.await.is_ok();
-        *self.open.borrow()
-    }
-
-    async fn ending(&self) {
-        let mut ending = self.ending.subscribe();
-        // The sender is ours and stays.
-        let _ending = ending.wait_for(|ending| *ending).await.is_ok();
+        let _in_time = tokio::time::timeout(limit, self.open.wait()).await.is_ok();
+        self.open.len()
     }
 }
 
@@ -108,13 +93,6 @@ pub async fn accept<F, A>(
     }
 }
 
-/// Set with the first request on a connection.
-#[derive(Debug, Default)]
-struct Asked {
-    open: OnceLock<Open>,
-    bell: Notify,
-}
-
 async fn serve<F, A>(
     stream: TcpStream,
     config: Arc<ServerConfig>,
@@ -131,13 +109,14 @@ async fn serve<F, A>(
         Err(_) => return tracing::debug!("a client was too slow"),
     };
     let allowed = tls::is_api_server(stream.get_ref().1.peer_certificates());
-    let asked = Arc::new(Asked::default());
+    // Set with the first request.
+    let asked = Arc::new(SetOnce::new());
     let service = {
         let (asked, connections) = (Arc::clone(&asked), connections.clone());
         service_fn(move |request| {
-            if allowed {
-                asked.open.get_or_init(|| connections.open());
-                asked.bell.notify_one();
+            if allowed && !asked.initialized() {
+                // Requests come one after the other.
+                let _first = asked.set(connections.open()).is_ok();
             }
             let answer = answer.clone();
             async move {
@@ -160,7 +139,7 @@ async fn serve<F, A>(
     let (served, ending) = tokio::select! {
         served = &mut connection => (served, false),
         // Who comes late is answered as well.
-        () = async { asked.bell.notified().await; connections.ending().await } => {
+        () = async { asked.wait().await; connections.ending.cancelled().await } => {
             Pin::new(&mut connection).graceful_shutdown();
             ((&mut connection).await, true)
         }
