@@ -307,13 +307,9 @@ fn rename_subnet(cluster: &Cluster, from: &str, to: &str) {
         "metadata": {"name": to}, "spec": old["spec"],
     });
     // The API server's policies may know the old one for a moment.
-    wait("the new one is taken", Duration::from_secs(30), || {
-        let applied = cluster.try_apply(&new);
-        if applied.success {
-            Ok(())
-        } else {
-            Err(applied.err)
-        }
+    wait("the addresses are free", GONE, || {
+        let output = cluster.try_apply(&new);
+        output.success.then_some(()).ok_or(output.err)
     });
 }
 
@@ -321,8 +317,10 @@ pub(crate) fn up_again(cluster: &Cluster) {
     namespace(cluster, "again");
     cluster.apply(&shell_pod("again", "same", "sleep 1000"));
     let before = cluster.wait_ready("again", "same", START);
+    let start = Instant::now();
     let output = cluster.bring_up();
     assert!(output.out.contains("is running already"), "{}", output.out);
+    assert!(start.elapsed() < Duration::from_secs(20));
     let after = cluster.get("again", "pod", "same").expect("still there");
     assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
     assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);

@@ -184,12 +184,12 @@ pub(crate) fn last_output(cluster: &Cluster) {
     namespace(cluster, "ends");
     // Much output right before the end, more than a pipe holds.
     let much = "head -c 300000 /dev/zero | tr '\\0' x; echo; echo last words";
+    // It has begun in time also on a busy machine, and writes as fast as it can when it is killed.
     let mut killed = shell_pod(
         "ends",
         "killed",
-        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; [ $((i % 1000)) -ne 0 ] || sleep 1; done",
+        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; [ $i -gt 170 ] || sleep 0.1; done",
     );
-    // Long enough to begin on a busy machine.
     killed["spec"]["activeDeadlineSeconds"] = json!(30);
     cluster.apply(&killed);
     cluster.apply(&shell_pod("ends", "exits", &format!("{much}; exit 4")));
