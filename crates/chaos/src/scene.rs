@@ -303,13 +303,12 @@ impl Scene {
         let node = self
             .cluster
             .get("", "node", pod["spec"]["nodeName"].as_str()?)?;
-        let taints = node["spec"]["taints"].as_array();
-        let is_trouble = |taint: &Value| {
+        let mut taints = node["spec"]["taints"].as_array().into_iter().flatten();
+        let has_trouble = taints.any(|taint| {
             let key = taint["key"].as_str().unwrap_or_default();
             key.starts_with("node.kubernetes.io/")
-        };
-        let is_whole = !taints.is_some_and(|taints| taints.iter().any(is_trouble));
-        is_whole.then_some(())
+        });
+        (!has_trouble).then_some(())
     }
 
     fn left(&self, environment: &Value) -> Vec<String> {
