@@ -6,6 +6,8 @@ use serde_json::{Value, json};
 use std::time::Duration;
 
 const NAMESPACE: &str = "shop";
+/// With the least, an emulated Python is some twenty seconds in starting.
+const CPU: &str = "500m";
 const FRONT: &str = "daemon off; worker_processes 1; pid /tmp/nginx.pid; error_log /dev/stderr; events {}\n\
     http { access_log off; server { listen 80; location / { proxy_pass http://app:8000; proxy_connect_timeout 5s; } } }\n";
 
@@ -42,9 +44,9 @@ fn app(version: &str, replicas: u32) -> Value {
             "terminationGracePeriodSeconds": 20,
             "containers": [{
                 "name": "app", "image": "monopod.local/python", "imagePullPolicy": "IfNotPresent",
-                "args": ["/code/app.py"], "env": [{"name": "VERSION", "value": version}],
+                "resources": {"requests": {"cpu": CPU}}, "args": ["/code/app.py"], "env": [{"name": "VERSION", "value": version}],
                 "ports": [{"name": "http", "containerPort": 8000}],
-                "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 5},
+                "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
                 "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
                 "volumeMounts": [{"name": "code", "mountPath": "/code"}],
             }],
@@ -114,7 +116,7 @@ fn deploy(cluster: &Cluster) {
                 "containers": [{
                     "name": "redis", "image": "monopod.local/redis", "imagePullPolicy": "IfNotPresent",
                     "command": ["sh", "-c", redis], "ports": [{"containerPort": 6379}],
-                    "readinessProbe": {"exec": {"command": ["redis-cli", "ping"]}, "periodSeconds": 2, "timeoutSeconds": 10},
+                    "readinessProbe": {"exec": {"command": ["redis-cli", "ping"]}, "periodSeconds": 5, "timeoutSeconds": 10},
                 }],
             }},
         },
@@ -126,8 +128,8 @@ fn deploy(cluster: &Cluster) {
         &json!({
             "containers": [{
                 "name": "nginx", "image": "monopod.local/nginx", "imagePullPolicy": "IfNotPresent",
-                "command": ["nginx", "-c", "/code/nginx.conf"],
-                "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1, "timeoutSeconds": 5},
+                "resources": {"requests": {"cpu": CPU}}, "command": ["nginx", "-c", "/code/nginx.conf"],
+                "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 2, "timeoutSeconds": 5},
                 "volumeMounts": [{"name": "code", "mountPath": "/code"}],
             }],
             "volumes": [{"name": "code", "configMap": {"name": "code"}}],
@@ -150,7 +152,8 @@ fn start_load(cluster: &Cluster) {
         "spec": {
             "terminationGracePeriodSeconds": 1, "restartPolicy": "Never",
             "containers": [{
-                "name": "load", "image": "monopod.local/python", "imagePullPolicy": "IfNotPresent", "args": ["/code/load.py"],
+                "name": "load", "image": "monopod.local/python", "imagePullPolicy": "IfNotPresent",
+                "resources": {"requests": {"cpu": CPU}}, "args": ["/code/load.py"],
                 "volumeMounts": [{"name": "code", "mountPath": "/code"}],
             }],
             "volumes": [{"name": "code", "configMap": {"name": "code"}}],

@@ -188,7 +188,7 @@ pub(crate) fn last_output(cluster: &Cluster) {
     let mut killed = shell_pod(
         "ends",
         "killed",
-        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; [ $i -gt 170 ] || sleep 0.1; done",
+        "trap '' TERM; i=0; while true; do i=$((i+1)); echo $i; [ $((i % 10)) -ne 0 -o $i -gt 400 ] || sleep 0.1; done",
     );
     killed["spec"]["activeDeadlineSeconds"] = json!(30);
     cluster.apply(&killed);

@@ -47,7 +47,11 @@ fn wait_restart(cluster: &Cluster, pod: &str) {
 fn agnhost(name: &str, container: &Value) -> Value {
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "probes"},
-        "spec": {"terminationGracePeriodSeconds": 2, "containers": [{"name": "main", "image": "monopod.local/agnhost"}]},
+        "spec": {"terminationGracePeriodSeconds": 2, "containers": [{
+            "name": "main", "image": "monopod.local/agnhost",
+            // With the least CPU, an emulated agnhost may be longer in starting than its probes are patient.
+            "resources": {"requests": {"cpu": "500m"}},
+        }]},
     });
     for (key, value) in container.as_object().into_iter().flatten() {
         pod["spec"]["containers"][0][key] = value.clone();
