@@ -61,7 +61,9 @@ pub(crate) fn of_the_pod(cluster: &Cluster) {
     let mut pod = shell_pod("pod-level", "own", look);
     pod["spec"]["runtimeClassName"] = json!("plain");
     pod["spec"]["resources"] = json!({"requests": {"cpu": "100m", "memory": "64Mi"}, "limits": {"cpu": "200m", "memory": "96Mi"}});
-    let eater = "sleep 5; tail /dev/zero; echo survived; sleep 100000";
+    // One read into much memory: what an emulated CPU can do in time with a fifth of a core.
+    let eater =
+        "sleep 5; dd if=/dev/zero of=/dev/null bs=300M count=1; echo survived; sleep 100000";
     let second =
         json!({"name": "eats", "image": "monopod.local/busybox", "command": ["sh", "-c", eater]});
     pod["spec"]["containers"]
