@@ -5,8 +5,8 @@ use crate::fault::{Fault, Phase};
 use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
 use monopod_testkit::{
-    Cluster, Ended, Frozen, Machine, Room, SECOND_CONTROL, Site, Switch, freeze, kill, leftovers,
-    number, part,
+    Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, kill, leftovers, number,
+    part,
 };
 use serde_json::{Value, json};
 use std::fmt;
@@ -52,7 +52,6 @@ impl fmt::Display for Outcome {
 /// The cluster. Fields are dropped in this order: the machine leaves before its cluster.
 pub(crate) struct Scene {
     second: Machine,
-    room: Room,
     control: Ended,
     cluster: Cluster,
     _switch: Switch,
@@ -67,8 +66,7 @@ impl Scene {
         let address = switch.address();
         let flags = ["--underlay", &address, "--disable", "coredns"];
         let cluster = Cluster::up_with(number, &flags);
-        let second = Machine::new(number, 2, cluster.program());
-        let room = Room::new(second.data(), DISK);
+        let second = Machine::new(number, 2, cluster.program()).with_room(DISK);
         let joined = second.join(&cluster.token(SECOND));
         ensure!(
             joined.success,
@@ -77,7 +75,6 @@ impl Scene {
         );
         let mut scene = Self {
             second,
-            room,
             control: cluster.second_control(),
             cluster,
             _switch: switch,
@@ -218,10 +215,10 @@ impl Scene {
 
     /// Lets the second machine's disk be full, and a pod be made meanwhile.
     fn fill_disk(&self, lasts: Duration) -> Option<String> {
-        self.room.leave(0);
+        self.second.room().leave(0);
         self.cluster.apply(&vm::pod(LATE));
         std::thread::sleep(lasts);
-        self.room.free();
+        self.second.room().free();
         let ready = until("a pod that was made without room is Ready", || {
             self.pod(LATE).filter(is_ready)
         });

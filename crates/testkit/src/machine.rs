@@ -2,6 +2,7 @@
 
 use crate::cluster::{Cluster, Output, run};
 use crate::remains::Site;
+use crate::room::Room;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -45,9 +46,10 @@ fn device(number: u8) -> String {
     format!("mt{number}u")
 }
 
-/// A machine that can join a cluster. What it runs is ended when it is dropped.
+/// A machine that can join a cluster. What it runs is ended when it is dropped, before its fields in their order.
 #[derive(Debug)]
 pub struct Machine {
+    room: Option<Room>,
     directory: tempfile::TempDir,
     monopod: PathBuf,
     namespace: String,
@@ -63,6 +65,7 @@ impl Machine {
     /// If it cannot be made.
     pub fn new(number: u8, machine: u8, monopod: &Path) -> Self {
         let made = Self {
+            room: None,
             directory: tempfile::Builder::new()
                 .prefix("monopod-test-")
                 .tempdir()
@@ -85,6 +88,24 @@ impl Machine {
             made.address
         ));
         made
+    }
+
+    /// Gives it a small disk of its own for its data, of so many MiB; before it joins.
+    ///
+    /// # Panics
+    /// If it cannot be made.
+    #[must_use]
+    pub fn with_room(mut self, mib: u64) -> Self {
+        self.room = Some(Room::new(self.data(), mib));
+        self
+    }
+
+    /// Its disk.
+    ///
+    /// # Panics
+    /// If it has none of its own.
+    pub fn room(&self) -> &Room {
+        self.room.as_ref().expect("it has one of its own")
     }
 
     /// The machine's address.
