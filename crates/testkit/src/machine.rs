@@ -46,7 +46,8 @@ fn device(number: u8) -> String {
     format!("mt{number}u")
 }
 
-/// A machine that can join a cluster. What it runs is ended when it is dropped, before its fields in their order.
+/// A machine that can join a cluster. What it runs is ended when it is dropped; then its disk, before the directory
+/// on which that lies.
 #[derive(Debug)]
 pub struct Machine {
     room: Option<Room>,

@@ -27,19 +27,17 @@ pub fn is_whole() -> bool {
     filters().is_empty()
 }
 
-/// The names of all namespaces.
-fn namespaces(cluster: &Cluster) -> Vec<String> {
-    let answer = cluster.try_kubectl(&["get", "namespaces", "-o", "name"]);
-    answer.out.lines().map(str::to_owned).collect()
-}
+/// Lists the names of all namespaces.
+const NAMESPACES: [&str; 4] = ["get", "namespaces", "-o", "name"];
 
 /// Removes the namespaces that a failed check left, whose pods would take the machine's time from later checks.
-fn remove_left(cluster: &Cluster, before: &[String]) {
-    let mut left = namespaces(cluster);
-    left.retain(|name| !before.contains(name));
-    for name in left {
-        cluster.try_kubectl(&["delete", &name, "--timeout=2m"]);
-    }
+fn remove_left(cluster: &Cluster, before: &str) {
+    let now = cluster.try_kubectl(&NAMESPACES).out;
+    let left = now
+        .lines()
+        .filter(|name| before.lines().all(|known| known != *name));
+    let delete = ["delete", "--timeout=2m"].into_iter().chain(left);
+    cluster.try_kubectl(&delete.collect::<Vec<_>>());
 }
 
 /// Brings up a cluster, runs the checks whose name contains one of the arguments, and removes the cluster.
@@ -79,7 +77,7 @@ pub fn run(
         }
         outcome.is_ok()
     };
-    let before = namespaces(&cluster);
+    let before = cluster.kubectl(&NAMESPACES);
     for (name, check) in chosen {
         if !report(name, &mut || check(&cluster)) {
             remove_left(&cluster, &before);

@@ -46,7 +46,7 @@ fn app(version: &str, replicas: u32) -> Value {
                 "name": "app", "image": "monopod.local/python", "imagePullPolicy": "IfNotPresent",
                 "resources": {"requests": {"cpu": CPU}}, "args": ["/code/app.py"], "env": [{"name": "VERSION", "value": version}],
                 "ports": [{"name": "http", "containerPort": 8000}],
-                "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 2, "timeoutSeconds": 5},
+                "readinessProbe": {"httpGet": {"path": "/healthz", "port": "http"}, "periodSeconds": 1, "timeoutSeconds": 5},
                 "lifecycle": {"preStop": {"sleep": {"seconds": 5}}},
                 "volumeMounts": [{"name": "code", "mountPath": "/code"}],
             }],
@@ -116,7 +116,7 @@ fn deploy(cluster: &Cluster) {
                 "containers": [{
                     "name": "redis", "image": "monopod.local/redis", "imagePullPolicy": "IfNotPresent",
                     "command": ["sh", "-c", redis], "ports": [{"containerPort": 6379}],
-                    "readinessProbe": {"exec": {"command": ["redis-cli", "ping"]}, "periodSeconds": 5, "timeoutSeconds": 10},
+                    "readinessProbe": {"exec": {"command": ["redis-cli", "ping"]}, "periodSeconds": 2, "timeoutSeconds": 10},
                 }],
             }},
         },
@@ -129,7 +129,7 @@ fn deploy(cluster: &Cluster) {
             "containers": [{
                 "name": "nginx", "image": "monopod.local/nginx", "imagePullPolicy": "IfNotPresent",
                 "resources": {"requests": {"cpu": CPU}}, "command": ["nginx", "-c", "/code/nginx.conf"],
-                "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 2, "timeoutSeconds": 5},
+                "readinessProbe": {"httpGet": {"path": "/", "port": 80}, "periodSeconds": 1, "timeoutSeconds": 5},
                 "volumeMounts": [{"name": "code", "mountPath": "/code"}],
             }],
             "volumes": [{"name": "code", "configMap": {"name": "code"}}],

@@ -15,4 +15,4 @@ while True:
     if time.monotonic() - last > 1:
         last = time.monotonic()
         print("good:", good, "versions:", ",".join(sorted(versions)))
-    time.sleep(0.5)
+    time.sleep(0.1)
