@@ -1,34 +1,41 @@
-//! Keeps the node of a finished pod Ready: its lease is renewed with the node's own credentials.
+//! Keeps the node of a finished pod Ready: its lease is renewed, and it says that it is fine when
+//! that is not stored, both with the node's own credentials.
 //!
 //! Without that, the node controller would find the node silent and delete the finished pod.
 
 use crate::credentials::Issued;
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::Lease;
-use kube::api::{Patch, PatchParams};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::core::v1::Node;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
+use kube::api::{Patch, PatchParams, PostParams};
 use kube::config::{
     AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster,
     NamedContext,
 };
-use kube::{Api, Client, Config};
+use kube::{Api, Client, Config, Resource as _};
+use monopod_core::pod::node;
 use monopod_wire::Credentials;
 use serde_json::json;
 use std::time::Duration;
 use tokio::sync::watch;
 
-/// A quarter of the lease's 40 seconds, as the kubelet renews it.
+/// The kubelet's lease: seconds that it is valid for, and a quarter of that between renewals.
+const LEASE_SECONDS: i32 = 40;
 const PERIOD: Duration = Duration::from_secs(10);
 
-/// Renews the lease until it is dropped, with the newest credentials.
+/// Renews the lease, and keeps the node's status, until it is dropped, with the newest credentials.
 pub(crate) async fn keep(
     credentials: watch::Receiver<Option<Issued>>,
-    node: String,
+    name: String,
     api_server: String,
 ) {
     let mut current = None;
     loop {
-        if let Err(error) = renew(&mut current, &credentials, &node, &api_server).await {
-            tracing::warn!(%node, error = &*error as &dyn std::error::Error, "lease not renewed; tried again");
+        let spoken = speak(&mut current, &credentials, &name, &api_server);
+        let spoken = tokio::time::timeout(PERIOD, spoken).await;
+        if let Err(error) = spoken.unwrap_or_else(|late| Err(late.into())) {
+            tracing::warn!(node = %name, error = &*error as &dyn std::error::Error, "node not kept ready; tried again");
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -37,10 +44,10 @@ pub(crate) async fn keep(
 /// A client and the credentials that it was made of.
 type Current = Option<(Credentials, Client)>;
 
-async fn renew(
+async fn speak(
     current: &mut Current,
     credentials: &watch::Receiver<Option<Issued>>,
-    node: &str,
+    name: &str,
     api_server: &str,
 ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
     // A new client, and with it a new connection, only for renewed credentials.
@@ -54,11 +61,44 @@ async fn renew(
             client
         }
     };
-    let api: Api<Lease> = Api::namespaced(client, "kube-node-lease");
-    let now = k8s_openapi::apimachinery::pkg::apis::meta::v1::MicroTime(Timestamp::now());
-    let renewal = json!({"spec": {"holderIdentity": node, "renewTime": now}});
-    api.patch(node, &PatchParams::default(), &Patch::Merge(renewal))
-        .await?;
+    let nodes: Api<Node> = Api::all(client.clone());
+    let leases: Api<Lease> = Api::namespaced(client, "kube-node-lease");
+    let lease = Lease {
+        spec: Some(LeaseSpec {
+            holder_identity: Some(name.to_owned()),
+            lease_duration_seconds: Some(LEASE_SECONDS),
+            renew_time: Some(MicroTime(Timestamp::now())),
+            ..LeaseSpec::default()
+        }),
+        ..Lease::default()
+    };
+    let renewal = Patch::Merge(json!({"spec": lease.spec}));
+    let renewed = leases.patch(name, &PatchParams::default(), &renewal).await;
+    let Some(stored) = nodes.get_opt(name).await? else {
+        // The pod that was on it goes too.
+        return Ok(());
+    };
+    match renewed {
+        Ok(_) => {}
+        Err(kube::Error::Api(status)) if status.code == 404 => {
+            let metadata = ObjectMeta {
+                name: Some(name.to_owned()),
+                owner_references: stored.owner_ref(&()).map(|owner| vec![owner]),
+                ..ObjectMeta::default()
+            };
+            let again = Lease { metadata, ..lease };
+            leases.create(&PostParams::default(), &again).await?;
+        }
+        Err(error) => return Err(error.into()),
+    }
+    let now = Timestamp::now();
+    if node::must_tell(&stored, now) {
+        let status = json!({"status": {"conditions": node::conditions(Some(&stored), now)}});
+        let patch = Patch::Strategic(status);
+        nodes
+            .patch_status(name, &PatchParams::default(), &patch)
+            .await?;
+    }
     Ok(())
 }
 

@@ -1,6 +1,6 @@
 //! The `Node` object, as users of EKS Fargate know it.
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
     NodeSystemInfo, Taint,
@@ -69,12 +69,12 @@ pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
             }]),
             ..NodeSpec::default()
         }),
-        status: Some(status(task, system, now)),
+        status: Some(status(task, system, None, now)),
     }
 }
 
-/// The node's status, Ready as of `now`.
-pub fn status(task: &Task, system: &System, now: Timestamp) -> NodeStatus {
+/// The node's status, Ready as of `now`, or since when `stored` is.
+pub fn status(task: &Task, system: &System, stored: Option<&Node>, now: Timestamp) -> NodeStatus {
     let capacity = BTreeMap::from([
         ("cpu".to_owned(), Quantity(format!("{}m", task.cpu_millis))),
         (
@@ -99,7 +99,7 @@ pub fn status(task: &Task, system: &System, now: Timestamp) -> NodeStatus {
         ]),
         allocatable: Some(capacity.clone()),
         capacity: Some(capacity),
-        conditions: Some(conditions(now)),
+        conditions: Some(conditions(stored, now)),
         daemon_endpoints: Some(NodeDaemonEndpoints {
             kubelet_endpoint: Some(DaemonEndpoint {
                 port: i32::from(labels::KUBELET_PORT),
@@ -123,8 +123,8 @@ pub fn status(task: &Task, system: &System, now: Timestamp) -> NodeStatus {
     }
 }
 
-/// The node's conditions: fine as of `now`. A node that is not cannot tell.
-pub fn conditions(now: Timestamp) -> Vec<NodeCondition> {
+/// The node's conditions: fine as of `now`, or since when `stored` is. A node that is not fine cannot tell.
+pub fn conditions(stored: Option<&Node>, now: Timestamp) -> Vec<NodeCondition> {
     let rows = [
         (
             "MemoryPressure",
@@ -157,9 +157,37 @@ pub fn conditions(now: Timestamp) -> Vec<NodeCondition> {
         reason: Some(reason.to_owned()),
         message: Some(message.to_owned()),
         last_heartbeat_time: Some(Time(now)),
-        last_transition_time: Some(Time(now)),
+        last_transition_time: stored
+            .and_then(|node| condition(node, kind))
+            .filter(|stored| stored.status == status)
+            .and_then(|stored| stored.last_transition_time.clone())
+            .or(Some(Time(now))),
     })
     .to_vec()
+}
+
+/// The kubelet's `nodeStatusReportFrequency`: how often a node says again that it is fine.
+pub const HEARTBEAT: SignedDuration = SignedDuration::from_mins(5);
+
+/// Whether a node that is fine must say so: the API server has it otherwise, or from long ago.
+///
+/// Kubernetes sets the conditions of a node that it did not hear of for 50 s to Unknown, and never
+/// takes that back: pods are evicted after 300 s in which nobody did.
+pub fn must_tell(stored: &Node, now: Timestamp) -> bool {
+    !conditions(None, now).iter().all(|ours| {
+        let Some(stored) = condition(stored, &ours.type_) else {
+            return false;
+        };
+        let heard = stored.last_heartbeat_time.as_ref();
+        let age = heard.map(|Time(heard)| now.duration_since(*heard));
+        // A time to come is of a clock that was wrong.
+        stored.status == ours.status && age.is_some_and(|age| !age.is_negative() && age < HEARTBEAT)
+    })
+}
+
+fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
+    let conditions = node.status.as_ref()?.conditions.as_ref()?;
+    conditions.iter().find(|condition| condition.type_ == kind)
 }
 
 /// Whether a control plane of this version can be served: its minor version is ours.
@@ -181,6 +209,7 @@ fn owned(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use proptest::prelude::*;
 
     fn task() -> Task {
         serde_json::from_value(serde_json::json!({
@@ -200,6 +229,42 @@ mod tests {
     #[test]
     fn the_node_is_as_users_know_it() {
         insta::assert_yaml_snapshot!(node(&task(), &System::default(), Timestamp::UNIX_EPOCH));
+    }
+
+    proptest! {
+        /// Exactly if one thing is not stored as it would be told, or so long ago that it must be said again.
+        #[test]
+        fn a_node_tells_what_is_not_known_of_it(
+            ages in prop::collection::vec(0..300_i64, 4),
+            spoilt in prop::option::of((0..4_usize, 0..4_u8, prop_oneof![300..9_000_i64, -400..0_i64])),
+        ) {
+            let at = |second| Timestamp::from_second(second).unwrap();
+            let (mut stored, now) = (node(&task(), &System::default(), at(1_000)), at(10_000));
+            let mut since = [Some(Time(at(1_000))), Some(Time(at(1_000))), Some(Time(at(1_000))), Some(Time(at(1_000)))];
+            let all = stored.status.as_mut().unwrap().conditions.as_mut().unwrap();
+            for (condition, age) in all.iter_mut().zip(&ages) {
+                condition.last_heartbeat_time = Some(Time(at(10_000 - age)));
+            }
+            prop_assert!(!must_tell(&stored, now));
+            if let Some((which, how, age)) = spoilt {
+                let all = stored.status.as_mut().unwrap().conditions.as_mut().unwrap();
+                match how {
+                    0 => all[which].last_heartbeat_time = Some(Time(at(10_000 - age))),
+                    1 => all[which].last_heartbeat_time = None,
+                    2 => all[which].status = "Unknown".to_owned(),
+                    _ => all[which].type_ = "Other".to_owned(),
+                }
+                if how > 1 {
+                    since[which] = Some(Time(now));
+                }
+                prop_assert!(must_tell(&stored, now));
+            }
+            let told = status(&task(), &System::default(), Some(&stored), now);
+            let transitions = told.conditions.iter().flatten().map(|c| c.last_transition_time.clone());
+            prop_assert_eq!(transitions.collect::<Vec<_>>(), since);
+            stored.status = Some(told);
+            prop_assert!(!must_tell(&stored, now));
+        }
     }
 
     #[test]

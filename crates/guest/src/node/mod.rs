@@ -157,13 +157,12 @@ async fn run(
         services,
     ));
     tools.spare.prepare();
-    tokio::spawn(register::keep_lease(
+    tokio::spawn(register::keep(
         cluster.clone(),
         Arc::clone(&task),
-        system.clone(),
+        system,
         uid,
     ));
-    tokio::spawn(register::heartbeat(cluster, Task::clone(&task), system));
     tokio::spawn(report(metadata, shared));
     watched.await?;
     // The VM ends by the word of the pod's task, or of the host.

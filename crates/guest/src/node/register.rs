@@ -10,14 +10,13 @@ use monopod_core::pod::node::{self, System};
 use monopod_wire::Task;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::time::Instant;
 
 /// Namespace of node leases.
 const LEASES: &str = "kube-node-lease";
 /// The kubelet's lease: seconds that it is valid for, and the time between renewals.
 const LEASE_SECONDS: i32 = 40;
 const RENEW: Duration = Duration::from_secs(10);
-/// The kubelet's `nodeStatusReportFrequency`.
-const HEARTBEAT: Duration = Duration::from_mins(5);
 /// Between attempts while the API server does not take what we say.
 const RETRY: Duration = Duration::from_millis(500);
 /// The kubelet's longest pause between attempts to renew its lease.
@@ -52,9 +51,9 @@ pub(crate) async fn register(
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
                 match bounded(nodes.get(&task.node)).await {
                     Ok(found) => {
-                        let provider_id = found
-                            .spec
-                            .and_then(|spec| spec.provider_id)
+                        let spec = found.spec.as_ref();
+                        let provider_id = spec
+                            .and_then(|spec| spec.provider_id.clone())
                             .unwrap_or_default();
                         if provider_id != task.provider_id {
                             return Err(RegisterError::Taken {
@@ -62,7 +61,7 @@ pub(crate) async fn register(
                                 provider_id,
                             });
                         }
-                        match patch_status(cluster, task, system).await {
+                        match patch_status(cluster, task, system, &found).await {
                             Ok(()) => return Ok(found.metadata.uid.unwrap_or_default()),
                             Err(error) => tracing::warn!(%error, "the node's status was not taken"),
                         }
@@ -76,9 +75,14 @@ pub(crate) async fn register(
     }
 }
 
-async fn patch_status(cluster: &Cluster, task: &Task, system: &System) -> kube::Result<()> {
+async fn patch_status(
+    cluster: &Cluster,
+    task: &Task,
+    system: &System,
+    stored: &Node,
+) -> kube::Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client());
-    let status = node::status(task, system, Timestamp::now());
+    let status = node::status(task, system, Some(stored), Timestamp::now());
     let patch = serde_json::json!({"status": status});
     bounded(nodes.patch_status(
         &task.node,
@@ -89,40 +93,24 @@ async fn patch_status(cluster: &Cluster, task: &Task, system: &System) -> kube::
     Ok(())
 }
 
-/// Tells the node's status from time to time, for ever.
-pub(crate) async fn heartbeat(cluster: Cluster, task: Task, system: System) {
-    let mut pause = HEARTBEAT;
-    loop {
-        tokio::time::sleep(pause).await;
-        pause = match patch_status(&cluster, &task, &system).await {
-            Ok(()) => HEARTBEAT,
-            Err(error) => {
-                tracing::warn!(%error, "the node's status was not taken");
-                RENEW
-            }
-        };
-    }
-}
-
-/// Keeps the node's lease and the node itself, for ever.
-pub(crate) async fn keep_lease(
-    cluster: Cluster,
-    task: Arc<Task>,
-    system: System,
-    mut node_uid: String,
-) {
+/// Keeps the node's lease, the node and its status, for ever.
+pub(crate) async fn keep(cluster: Cluster, task: Arc<Task>, system: System, mut node_uid: String) {
     let node = &task.node;
     let mut exists = false;
     let mut retry = RETRY;
+    let mut said = Timestamp::UNIX_EPOCH;
     loop {
+        let begun = Instant::now();
+        // A renewal counts only if it is later than the last one, which a clock that was set may not say.
+        said = Timestamp::now().max(said + Duration::from_micros(1));
         let leases: Api<Lease> = Api::namespaced(cluster.client(), LEASES);
         let outcome = if exists {
-            renew(&leases, node).await
+            renew(&leases, node, said).await
         } else {
-            create(&leases, node, &node_uid).await
+            create(&leases, node, &node_uid, said).await
         };
         let gone = match outcome {
-            Ok(()) if exists => is_deleted(&cluster, node).await,
+            Ok(()) if exists => !keep_status(&cluster, &task, &system).await,
             Ok(()) => {
                 exists = true;
                 false
@@ -151,17 +139,40 @@ pub(crate) async fn keep_lease(
             }
         }
         retry = RETRY;
-        tokio::time::sleep(RENEW).await;
+        tokio::time::sleep_until(begun + RENEW).await;
     }
 }
 
-/// Whether the node is certainly not there: a pod on no node is deleted within the minute.
-async fn is_deleted(cluster: &Cluster, node: &str) -> bool {
+/// Reads the node, and tells its status if it must. False if the node is certainly not there: a pod
+/// on no node is deleted within the minute.
+async fn keep_status(cluster: &Cluster, task: &Task, system: &System) -> bool {
     let nodes: Api<Node> = Api::all(cluster.client());
-    matches!(bounded(nodes.get_opt(node)).await, Ok(None))
+    match bounded(nodes.get_opt(&task.node)).await {
+        Ok(Some(node)) if is_own(&node, task) && node::must_tell(&node, Timestamp::now()) => {
+            if let Err(error) = patch_status(cluster, task, system, &node).await {
+                tracing::warn!(%error, "the node's status was not taken");
+            }
+            true
+        }
+        Ok(node) => node.is_some(),
+        Err(error) => {
+            tracing::warn!(%error, "the node cannot be read");
+            true
+        }
+    }
 }
 
-async fn create(leases: &Api<Lease>, node: &str, node_uid: &str) -> kube::Result<()> {
+fn is_own(node: &Node, task: &Task) -> bool {
+    let spec = node.spec.as_ref();
+    spec.and_then(|spec| spec.provider_id.as_ref()) == Some(&task.provider_id)
+}
+
+async fn create(
+    leases: &Api<Lease>,
+    node: &str,
+    node_uid: &str,
+    now: Timestamp,
+) -> kube::Result<()> {
     let lease = Lease {
         metadata: ObjectMeta {
             name: Some(node.to_owned()),
@@ -177,7 +188,7 @@ async fn create(leases: &Api<Lease>, node: &str, node_uid: &str) -> kube::Result
         spec: Some(LeaseSpec {
             holder_identity: Some(node.to_owned()),
             lease_duration_seconds: Some(LEASE_SECONDS),
-            renew_time: Some(MicroTime(Timestamp::now())),
+            renew_time: Some(MicroTime(now)),
             ..LeaseSpec::default()
         }),
     };
@@ -185,11 +196,11 @@ async fn create(leases: &Api<Lease>, node: &str, node_uid: &str) -> kube::Result
     Ok(())
 }
 
-async fn renew(leases: &Api<Lease>, node: &str) -> kube::Result<()> {
+async fn renew(leases: &Api<Lease>, node: &str, now: Timestamp) -> kube::Result<()> {
     let patch = serde_json::json!({"spec": {
         "holderIdentity": node,
         "leaseDurationSeconds": LEASE_SECONDS,
-        "renewTime": MicroTime(Timestamp::now()),
+        "renewTime": MicroTime(now),
     }});
     bounded(leases.patch(node, &PatchParams::default(), &Patch::Merge(patch))).await?;
     Ok(())
@@ -252,7 +263,7 @@ mod tests {
             Answer::exists(),
         ];
         let (cluster, requests) = fake_api::start(answers);
-        let kept = keep_lease(
+        let kept = keep(
             cluster,
             Arc::new(fake_api::task()),
             System::default(),
@@ -276,6 +287,49 @@ mod tests {
             requests[3].1["metadata"]["ownerReferences"][0]["uid"],
             "node-uid"
         );
+    }
+
+    /// The node controller says so of a node that it did not hear of, and never takes it back.
+    #[tokio::test]
+    async fn a_node_that_is_said_to_be_unknown_says_at_once_that_it_is_ready() {
+        let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "n"}});
+        let mut unknown = json!(node::node(
+            &fake_api::task(),
+            &System::default(),
+            Timestamp::now()
+        ));
+        let known = unknown.clone();
+        unknown["status"]["conditions"][3]["status"] = json!("Unknown");
+        let answers = [
+            &lease, &lease, &known, &lease, &unknown, &known, &lease, &known,
+        ];
+        let (cluster, requests) = fake_api::start(answers.map(Answer::ok).to_vec());
+        let kept = keep(
+            cluster,
+            Arc::new(fake_api::task()),
+            System::default(),
+            "uid".to_owned(),
+        );
+        tokio::time::pause();
+        let begun = Instant::now();
+        let asked = async {
+            while requests.lock().unwrap().len() < 8 {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = kept => {}
+            () = asked => {}
+        }
+        assert!(begun.elapsed() <= 3 * RENEW + Duration::from_secs(1));
+        let requests = requests.lock().unwrap();
+        assert_eq!(requests[2].0, "GET /api/v1/nodes/n");
+        assert_eq!(requests[5].0, "PATCH /api/v1/nodes/n/status");
+        assert_eq!(requests[5].1["status"]["conditions"][3]["status"], "True");
+        let patches = requests
+            .iter()
+            .filter(|(line, _)| line.contains("/nodes/n/status"));
+        assert_eq!(patches.count(), 1);
     }
 
     #[tokio::test]

@@ -49,6 +49,21 @@ fn comes_back(cluster: &Cluster, namespace: &str, kind: &str, name: &str) -> Val
     })
 }
 
+/// Says what Kubernetes says of a node that was silent, and evicts its pod for; it says that it is not so.
+fn ready_again(cluster: &Cluster, node: &str) {
+    let unknown = r#"{"status":{"conditions":[{"type":"Ready","status":"Unknown"}]}}"#;
+    cluster.kubectl(&["patch", "node", node, "--subresource=status", "-p", unknown]);
+    wait("the node says that it is ready", AGAIN, || {
+        let now = cluster.get("", "node", node).ok_or("it is gone")?;
+        let conditions = now["status"]["conditions"].as_array();
+        let ready = conditions
+            .into_iter()
+            .flatten()
+            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
+        ready.then_some(()).ok_or_else(|| format!("{conditions:?}"))
+    });
+}
+
 /// The pod runs as if nothing had been.
 fn unharmed(cluster: &Cluster, before: &Value) {
     let (namespace, name) = (
@@ -79,6 +94,9 @@ pub(crate) fn repaired(cluster: &Cluster) {
     comes_back(cluster, "", "host", "host-1");
     unharmed(cluster, &pod);
 
+    ready_again(cluster, node);
+    unharmed(cluster, &pod);
+
     // An address in use stays taken.
     cluster.kubectl(&["delete", "networkinterface", interface, "--wait=false"]);
     // Rules that are gone would let everything through.
@@ -97,6 +115,27 @@ pub(crate) fn repaired(cluster: &Cluster) {
     cluster.kubectl(&["delete", "pod", "-n", "repaired", "steady"]);
     gone(cluster, &environment, GONE);
     cluster.kubectl(&["delete", "namespace", "repaired", "--wait=false"]);
+}
+
+/// The node of a pod that finished is its host's to keep.
+pub(crate) fn finished(cluster: &Cluster) {
+    namespace(cluster, "finished");
+    cluster.apply(&shell_pod("finished", "done", "true"));
+    let pod = cluster.wait_phase("finished", "done", "Succeeded", START);
+    let environment = cluster.environment_of(&pod).expect("an environment");
+    wait("the VM is gone", GONE, || {
+        let now = cluster.environment_of(&pod).ok_or("it is gone")?;
+        let phase = text(&now, "/status/phase").to_owned();
+        (phase == "Finished").then_some(()).ok_or(phase)
+    });
+    let node = text(&environment, "/spec/node");
+    comes_back(cluster, "kube-node-lease", "lease", node);
+    ready_again(cluster, node);
+    let after = cluster.get("finished", "pod", "done").expect("the pod");
+    assert_eq!(after["metadata"]["uid"], pod["metadata"]["uid"]);
+    cluster.kubectl(&["delete", "pod", "-n", "finished", "done"]);
+    gone(cluster, &environment, GONE);
+    cluster.kubectl(&["delete", "namespace", "finished", "--wait=false"]);
 }
 
 /// A pod of which something was deleted that cannot be made again.

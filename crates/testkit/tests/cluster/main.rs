@@ -195,6 +195,10 @@ const CHECKS: &[Check] = &[
         byhand::repaired,
     ),
     (
+        "byhand::the_node_of_a_finished_pod_stays_ready",
+        byhand::finished,
+    ),
+    (
         "byhand::what_cannot_come_back_ends_the_pod_with_a_reason",
         byhand::retired,
     ),
