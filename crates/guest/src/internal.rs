@@ -2,6 +2,7 @@
 //! input. The frames are those of the link to the host.
 
 use monopod_wire::{Ended, FrameError, Go, GuestPhase, Rehearsal};
+use rustix::time::{ClockId, Timespec};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -98,6 +99,16 @@ pub(crate) fn now_ns() -> u64 {
         .unwrap_or(0)
 }
 
+/// Sets the wall clock to these nanoseconds since 1970.
+pub(crate) fn set_clock(time_ns: u64) -> anyhow::Result<()> {
+    const SECOND: u64 = 1_000_000_000;
+    let time = Timespec {
+        tv_sec: i64::try_from(time_ns / SECOND)?,
+        tv_nsec: i64::try_from(time_ns % SECOND)?,
+    };
+    Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
+}
+
 /// Runs a part that speaks TLS, on one thread.
 pub(crate) fn run(
     part: &'static str,
@@ -128,5 +139,50 @@ pub(crate) fn log(part: &'static str) {
     match outcome {
         Ok(()) => tracing::info!(part, "started"),
         Err(error) => tracing::warn!(part, %error, "logging was set up before"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::node::fake_api;
+
+    /// Not every type that compiles can be encoded.
+    #[test]
+    fn every_message_arrives() {
+        let go = Go {
+            seed: "00".repeat(32),
+            time_ns: 1,
+            task: fake_api::task(),
+        };
+        let end = Ended::Failed {
+            message: "m".into(),
+        };
+        let phase = GuestPhase {
+            name: "go".into(),
+            time_ns: 1,
+        };
+        let (here, there) = UnixStream::pair().unwrap();
+        let mut channel = Receiver::new(there);
+        for order in [
+            Order::Go(Box::new(go)),
+            Order::Forgotten,
+            Order::End(end.clone()),
+        ] {
+            send(&here, &order).unwrap();
+            let heard: Order = channel.next().unwrap();
+            assert_eq!(format!("{heard:?}"), format!("{order:?}"));
+        }
+        for notice in [
+            Notice::Phase(phase),
+            Notice::Became,
+            Notice::Forget,
+            Notice::Rehearsed,
+            Notice::Ended(end),
+        ] {
+            send(&here, &notice).unwrap();
+            let heard: Notice = channel.next().unwrap();
+            assert_eq!(format!("{heard:?}"), format!("{notice:?}"));
+        }
     }
 }

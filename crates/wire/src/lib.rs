@@ -13,6 +13,7 @@
 //!  |  ----- Go ------------>    |   who it is; idempotent
 //!  |  ----- Image, Credentials  |   in any order, again when they change
 //!  |  <---- Phase, Report       |
+//!  |  ----- Time ---------->    |   the answer to each Report
 //!  |  <---- Log ------------    |   one piece at a time;
 //!  |  ----- LogStored ----->    |   how much is stored
 //!  |  <---- LogsComplete ---    |   the pod finished;
@@ -31,8 +32,8 @@ mod task;
 pub use frame::{Decoder, FrameError, MAX_FRAME, encode};
 pub use log::{LogFile, LogPiece, LogStored, MAX_PIECE};
 pub use message::{
-    Credentials, Ended, Go, GuestMessage, GuestPhase, Hello, HostMessage, Image, ImageState,
-    Pulled, Rehearsal, Report, Stage,
+    Credentials, Ended, Go, GuestMessage, GuestPhase, Hello, HostMessage, HostTime, Image,
+    ImageState, Pulled, Rehearsal, Report, Stage,
 };
 pub use task::{ContainerImageConfig, Interface, PodIdentity, Task};
 

@@ -24,6 +24,8 @@ pub enum HostMessage {
     LogStored(LogStored),
     /// The host answers for the node's logs from now on; the answer to `LogsComplete`.
     LogsTaken,
+    /// What time it is; the answer to each Report.
+    Time(HostTime),
     /// End everything now; the grace period is over or was the node's own business.
     Stop,
     /// A message of a later version.
@@ -99,6 +101,16 @@ impl fmt::Debug for Go {
             .field("task", &self.task)
             .finish_non_exhaustive()
     }
+}
+
+/// The host's clock.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct HostTime {
+    /// Nanoseconds since 1970.
+    pub time_ns: u64,
+    /// That of the report which this answers.
+    pub number: u64,
 }
 
 /// A pod's start for practice, against an API server that the guest plays itself.
@@ -211,11 +223,15 @@ pub struct GuestPhase {
 }
 
 /// Figures of the guest. Names are from a closed set on the host's side; others are dropped there.
+/// By the answer the guest finds whether its clock is right.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Report {
     /// For instance `memory_available_bytes`, `cpu_usage_usec`, `containers_running`.
     pub values: BTreeMap<String, u64>,
+    /// Counts a guest's reports; 0 of one that does not ask for the time.
+    #[serde(default)]
+    pub number: u64,
 }
 
 /// Why a guest ends.

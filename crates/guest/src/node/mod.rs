@@ -14,7 +14,7 @@
 mod cluster;
 mod events;
 #[cfg(test)]
-mod fake_api;
+pub(crate) mod fake_api;
 mod grpc_probe;
 mod handlers;
 mod hooks;
@@ -285,7 +285,7 @@ async fn report(metadata: Metadata, shared: Shared) {
             ("cpu_usage_usec".to_owned(), cpu_usage()),
             ("containers_running".to_owned(), shared.running() as u64),
         ]);
-        if let Err(error) = metadata.report(&Report { values }).await {
+        if let Err(error) = metadata.report(&Report { values, number: 0 }).await {
             tracing::warn!(%error, "figures were not told");
         }
         tokio::time::sleep(REPORT).await;

@@ -153,7 +153,8 @@ pub(crate) async fn run_pod(
             match wake {
                 Some(time) => {
                     let left = time.duration_since(Timestamp::now());
-                    tokio::time::sleep(left.unsigned_abs().min(Duration::from_hours(1))).await;
+                    let left = Duration::try_from(left).unwrap_or_default();
+                    tokio::time::sleep(left.min(Duration::from_hours(1))).await;
                 }
                 None => std::future::pending().await,
             }

@@ -75,7 +75,7 @@ impl Worker {
         // Counted from the container's start, also where a startup probe came first.
         let ran = Timestamp::now().duration_since(self.started_at);
         let delay = Duration::from_secs(self.timing.initial_delay);
-        tokio::time::sleep(delay.saturating_sub(ran.unsigned_abs())).await;
+        tokio::time::sleep(delay.saturating_sub(ran.try_into().unwrap_or_default())).await;
         let mut ticks = tokio::time::interval(Duration::from_secs(self.timing.period));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
         let mut count = Count::default();

@@ -2,7 +2,6 @@
 
 use anyhow::{Context, Result, ensure};
 use rustix::ioctl::{NoArg, Setter, ioctl, opcode};
-use rustix::time::{ClockId, Timespec};
 use std::fs::File;
 
 const SEED_BYTES: usize = 32;
@@ -49,16 +48,6 @@ fn decode(hex: &str) -> Option<[u8; SEED_BYTES]> {
         *byte = u8::from_str_radix(&hex[2 * at..2 * at + 2], 16).ok()?;
     }
     Some(bytes)
-}
-
-/// Sets the wall clock.
-pub(super) fn set_clock(time_ns: u64) -> Result<()> {
-    const SECOND: u64 = 1_000_000_000;
-    let time = Timespec {
-        tv_sec: i64::try_from(time_ns / SECOND)?,
-        tv_nsec: i64::try_from(time_ns % SECOND)?,
-    };
-    Ok(rustix::time::clock_settime(ClockId::Realtime, time)?)
 }
 
 /// Sets the host name, which the kernel limits to 64 bytes.

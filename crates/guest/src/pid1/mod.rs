@@ -136,7 +136,7 @@ fn serve(
 /// Everything that makes this guest differ from any other.
 fn become_guest(go: &Go, platform: &UnixStream) -> Result<()> {
     identity::add_entropy(&go.seed).context("adding entropy")?;
-    identity::set_clock(go.time_ns).context("setting the clock")?;
+    internal::set_clock(go.time_ns).context("setting the clock")?;
     phase(platform, "go")?;
     identity::set_hostname(&go.task.hostname).context("setting the host name")?;
     network::assign(&go.task.interface).context("setting up the interface")?;

@@ -5,6 +5,7 @@
 //! either side may come back: the host after a restart, by a Hello that is answered with the whole
 //! state; the node by asking again.
 
+mod clock;
 mod endpoint;
 mod logs;
 mod port;
@@ -12,6 +13,7 @@ mod state;
 
 use crate::internal::{self, Notice, Order};
 use anyhow::{Context, Result};
+use clock::Clock;
 use monopod_wire::{CONTROL_PORT, GuestMessage, Hello, HostMessage, LOGS_PORT, VERSION};
 use port::{Incoming, Outgoing};
 use state::{Post, State};
@@ -50,18 +52,24 @@ async fn run(
         posts,
     ));
     let mut epoch = 0;
+    let mut clock = Clock::default();
     loop {
         tokio::select! {
             incoming = host.recv() => match incoming.context("the link's reader ended")? {
-                Incoming::Message(message) => {
-                    if let HostMessage::Hello(hello) = &message {
-                        epoch += 1;
-                        state.connect(true);
-                        greet(hello, epoch, &state, &link);
-                    } else {
-                        obey(message, &state, &pid1)?;
+                Incoming::Message(HostMessage::Hello(hello)) => {
+                    epoch += 1;
+                    state.connect(true);
+                    greet(&hello, epoch, &state, &link);
+                }
+                Incoming::Message(HostMessage::Time(host)) => {
+                    let now = internal::now_ns();
+                    if let Some(time) = clock.correction(host, now) {
+                        // A time that the kernel does not take is no reason to end the pod.
+                        let set = internal::set_clock(time);
+                        tracing::warn!(from = now, to = time, ?set, "the clock is wrong; it is set");
                     }
                 }
+                Incoming::Message(message) => obey(message, &state, &pid1)?,
                 Incoming::Garbled(error) => {
                     tracing::warn!(%error, "the host sent something else than a message");
                 }
@@ -78,6 +86,7 @@ async fn run(
                 Notice::Became => state.became(),
                 Notice::Forget => {
                     state.forget();
+                    clock = Clock::default();
                     internal::send(&pid1, &Order::Forgotten)?;
                 }
                 Notice::Rehearsed => link.send(&GuestMessage::Rehearsed),
@@ -92,7 +101,10 @@ async fn run(
                     state.reached(phase.clone());
                     link.send(&GuestMessage::Phase(phase));
                 }
-                Post::Report(report) => link.send(&GuestMessage::Report(report)),
+                Post::Report(mut report) => {
+                    report.number = clock.ask(internal::now_ns());
+                    link.send(&GuestMessage::Report(report));
+                }
                 Post::Log(piece) => link.send_if_clear(&GuestMessage::Log(piece)),
                 Post::LogsComplete => link.send(&GuestMessage::LogsComplete),
                 Post::Ended(ended) => internal::send(&pid1, &Order::End(ended))?,
@@ -151,7 +163,7 @@ fn obey(message: HostMessage, state: &State, pid1: &UnixStream) -> Result<()> {
         HostMessage::Stop => {
             internal::send(pid1, &Order::End(monopod_wire::Ended::Stopped))?;
         }
-        HostMessage::Hello(_) | HostMessage::Unknown => {}
+        HostMessage::Hello(_) | HostMessage::Time(_) | HostMessage::Unknown => {}
     }
     Ok(())
 }

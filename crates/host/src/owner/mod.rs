@@ -25,7 +25,7 @@ use crate::hypervisor::{Events, Hypervisor, HypervisorError, Vm, VmEvent};
 use crate::metrics::VmFailure;
 use crate::policy::View;
 use crate::status::Status;
-use crate::{Context, lease};
+use crate::{Context, go, lease};
 use background::{Found, keep_credentials};
 pub use end::release_finalizer;
 use images::{Wanted, keep_image};
@@ -335,6 +335,7 @@ impl<H: Hypervisor> State<H> {
                 for (figure, value) in &report.values {
                     self.context.metrics.guest(&self.name, figure, *value);
                 }
+                self.tell(HostMessage::Time(go::time(report.number)));
             }
             VmEvent::Guest(GuestMessage::Log(piece)) => self.log(*piece),
             VmEvent::Guest(GuestMessage::LogsComplete) => {

@@ -2,10 +2,10 @@
 
 use crate::fixture::{self, Network, Vms, is, until};
 use monopod_host::hypervisor::{Hypervisor, HypervisorError, IMAGE_SLOTS, Vm, VmEvent};
-use monopod_wire::{GuestMessage, HostMessage};
+use monopod_wire::{GuestMessage, HostMessage, HostTime};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// Posts what `/name` in each image says, and the scratch disk's size in MiB.
 const SCRIPT: &str = r#"
@@ -82,14 +82,16 @@ async fn images_appear_in_slots_at_any_time() {
     fixture::discard(&hypervisor, &vm, "env-disks").await;
 }
 
-/// Writes more than there is room for.
+/// Writes more than there is room for. Says what time it is, asks the host, and says it again.
 const FILL: &str = r#"
 $B dd if=/dev/zero of=/run/scratch/x bs=1M count=100 conv=fsync 2>/dev/null
 post "written=$?"
-exec $B sleep 3600
+post "clock=$($B date +%s)"
+{ $B printf 'POST /v1/report HTTP/1.0\r\nContent-Length: 13\r\n\r\n{"values":{}}'; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
+while $B usleep 500000; do post "clock=$($B date +%s)"; done
 "#;
 
-/// A machine without room halts a VM that writes, and breaks nothing in it.
+/// A machine without room halts a VM that writes, and breaks nothing in it. Its clock stood still.
 #[tokio::test]
 async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
     let network = Network::new(14).await;
@@ -111,6 +113,8 @@ async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
         let halted = tokio::time::timeout(Duration::from_secs(90), halted);
         halted.await.expect("it is halted");
     }
+    // A clock that is this much behind is one that a user would see.
+    tokio::time::sleep(Duration::from_secs(5)).await;
     vms.room().free();
     // Blocks of a removed file are free once the journal is written: it may be halted once more.
     let goes_on = async {
@@ -123,12 +127,44 @@ async fn a_vm_whose_disk_has_no_room_waits_and_goes_on() {
         () = until(&mut events, posted("written=0")) => {}
         () = goes_on => {}
     }
+    let wrong = Duration::from_secs(3);
+    let behind = until(&mut events, clock_behind).await;
+    assert!(
+        behind >= Duration::from_secs(3),
+        "it was not halted: {behind:?}"
+    );
+    let number = until(&mut events, report).await;
+    let time_ns = fixture::go("env-full", address).time_ns;
+    let answer = HostTime { time_ns, number };
+    vm.send(HostMessage::Time(answer)).unwrap();
+    let right = |behind: &Duration| *behind < wrong;
+    until(&mut events, |event| clock_behind(event).filter(right)).await;
     fixture::discard(&hypervisor, &vm, "env-full").await;
 }
 
 fn posted(name: &str) -> impl Fn(&VmEvent) -> Option<()> {
     move |event| match event {
         VmEvent::Guest(GuestMessage::Phase(phase)) if phase.name == name => Some(()),
+        _ => None,
+    }
+}
+
+/// How far the clock is behind that a script said.
+fn clock_behind(event: &VmEvent) -> Option<Duration> {
+    match event {
+        VmEvent::Guest(GuestMessage::Phase(phase)) => {
+            let said = Duration::from_secs(phase.name.strip_prefix("clock=")?.parse().ok()?);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).ok()?;
+            Some(now.saturating_sub(said))
+        }
+        _ => None,
+    }
+}
+
+/// The number of a report.
+fn report(event: &VmEvent) -> Option<u64> {
+    match event {
+        VmEvent::Guest(GuestMessage::Report(report)) => Some(report.number),
         _ => None,
     }
 }
