@@ -5,8 +5,8 @@ use crate::fault::{Fault, Phase};
 use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
 use monopod_testkit::{
-    Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, kill, leftovers, number,
-    part,
+    Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, is_ready, kill,
+    leftovers, number, part,
 };
 use serde_json::{Value, json};
 use std::fmt;
@@ -388,14 +388,6 @@ impl Scene {
 fn freeze_for(pid: i32, lasts: Duration) {
     let _frozen = Frozen::new(pid);
     std::thread::sleep(lasts);
-}
-
-fn is_ready(pod: &Value) -> bool {
-    let conditions = pod["status"]["conditions"].as_array();
-    conditions.is_some_and(|all| {
-        all.iter()
-            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
-    })
 }
 
 /// Waits for something.

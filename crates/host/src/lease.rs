@@ -5,24 +5,18 @@
 
 use crate::credentials::Issued;
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
 use kube::api::{Patch, PatchParams, PostParams};
 use kube::config::{
     AuthInfo, Cluster, Context, KubeConfigOptions, Kubeconfig, NamedAuthInfo, NamedCluster,
     NamedContext,
 };
-use kube::{Api, Client, Config, Resource as _};
+use kube::{Api, Client, Config};
 use monopod_core::pod::node;
 use monopod_wire::Credentials;
 use serde_json::json;
-use std::time::Duration;
 use tokio::sync::watch;
-
-/// The kubelet's lease: seconds that it is valid for, and a quarter of that between renewals.
-const LEASE_SECONDS: i32 = 40;
-const PERIOD: Duration = Duration::from_secs(10);
 
 /// Renews the lease, and keeps the node's status, until it is dropped, with the newest credentials.
 pub(crate) async fn keep(
@@ -33,11 +27,11 @@ pub(crate) async fn keep(
     let mut current = None;
     loop {
         let spoken = speak(&mut current, &credentials, &name, &api_server);
-        let spoken = tokio::time::timeout(PERIOD, spoken).await;
+        let spoken = tokio::time::timeout(node::RENEW, spoken).await;
         if let Err(error) = spoken.unwrap_or_else(|late| Err(late.into())) {
             tracing::warn!(node = %name, error = &*error as &dyn std::error::Error, "node not kept ready; tried again");
         }
-        tokio::time::sleep(PERIOD).await;
+        tokio::time::sleep(node::RENEW).await;
     }
 }
 
@@ -63,17 +57,11 @@ async fn speak(
     };
     let nodes: Api<Node> = Api::all(client.clone());
     let leases: Api<Lease> = Api::namespaced(client, "kube-node-lease");
-    let lease = Lease {
-        spec: Some(LeaseSpec {
-            holder_identity: Some(name.to_owned()),
-            lease_duration_seconds: Some(LEASE_SECONDS),
-            renew_time: Some(MicroTime(Timestamp::now())),
-            ..LeaseSpec::default()
-        }),
-        ..Lease::default()
-    };
-    let renewal = Patch::Merge(json!({"spec": lease.spec}));
-    let renewed = leases.patch(name, &PatchParams::default(), &renewal).await;
+    let now = Timestamp::now();
+    let renewal = json!({"spec": node::lease_spec(name, now)});
+    let renewed = leases
+        .patch(name, &PatchParams::default(), &Patch::Merge(renewal))
+        .await;
     let Some(stored) = nodes.get_opt(name).await? else {
         // The pod that was on it goes too.
         return Ok(());
@@ -81,17 +69,12 @@ async fn speak(
     match renewed {
         Ok(_) => {}
         Err(kube::Error::Api(status)) if status.code == 404 => {
-            let metadata = ObjectMeta {
-                name: Some(name.to_owned()),
-                owner_references: stored.owner_ref(&()).map(|owner| vec![owner]),
-                ..ObjectMeta::default()
-            };
-            let again = Lease { metadata, ..lease };
+            let uid = stored.metadata.uid.as_deref().unwrap_or_default();
+            let again = node::lease(name, uid, now);
             leases.create(&PostParams::default(), &again).await?;
         }
         Err(error) => return Err(error.into()),
     }
-    let now = Timestamp::now();
     if node::must_tell(&stored, now) {
         let status = json!({"status": {"conditions": node::conditions(Some(&stored), now)}});
         let patch = Patch::Strategic(status);

@@ -352,14 +352,7 @@ impl Cluster {
             let pod = self
                 .get(namespace, "pod", name)
                 .ok_or("there is no such pod")?;
-            let conditions = pod["status"]["conditions"]
-                .as_array()
-                .cloned()
-                .unwrap_or_default();
-            let ready = conditions
-                .iter()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True");
-            if ready {
+            if is_ready(&pod) {
                 Ok(pod)
             } else {
                 Err(pod["status"].to_string())
@@ -417,4 +410,13 @@ impl Drop for Cluster {
             println!("monopod down failed: {}{}", output.out, output.err);
         }
     }
+}
+
+/// Whether a pod or a node says that it is Ready.
+pub fn is_ready(object: &Value) -> bool {
+    let conditions = object["status"]["conditions"].as_array();
+    conditions.is_some_and(|all| {
+        all.iter()
+            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
+    })
 }

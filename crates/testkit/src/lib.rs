@@ -17,7 +17,7 @@ mod remains;
 mod room;
 mod suite;
 
-pub use cluster::{Cluster, Output};
+pub use cluster::{Cluster, Output, is_ready};
 pub use control::SECOND_CONTROL;
 pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, cpu_time, freeze, kill, processes_with};

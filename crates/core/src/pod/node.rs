@@ -1,15 +1,17 @@
 //! The `Node` object, as users of EKS Fargate know it.
 
 use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
     NodeSystemInfo, Taint,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
 use monopod_api::{KUBERNETES_VERSION, labels};
 use monopod_wire::Task;
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 /// Makes the API server send exec and attach as WebSocket.
 const DECLARED_FEATURES: [&str; 1] = ["ExtendWebSocketsToKubelet"];
@@ -167,7 +169,7 @@ pub fn conditions(stored: Option<&Node>, now: Timestamp) -> Vec<NodeCondition> {
 }
 
 /// The kubelet's `nodeStatusReportFrequency`: how often a node says again that it is fine.
-pub const HEARTBEAT: SignedDuration = SignedDuration::from_mins(5);
+const HEARTBEAT: SignedDuration = SignedDuration::from_mins(5);
 
 /// Whether a node that is fine must say so: the API server has it otherwise, or from long ago.
 ///
@@ -188,6 +190,37 @@ pub fn must_tell(stored: &Node, now: Timestamp) -> bool {
 fn condition<'a>(node: &'a Node, kind: &str) -> Option<&'a NodeCondition> {
     let conditions = node.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == kind)
+}
+
+/// How often a node renews its lease: the kubelet does it four times in the lease's time.
+pub const RENEW: Duration = Duration::from_secs(10);
+
+/// What a node's lease says that is renewed at `now`.
+pub fn lease_spec(node: &str, now: Timestamp) -> LeaseSpec {
+    LeaseSpec {
+        holder_identity: Some(node.to_owned()),
+        lease_duration_seconds: Some(40),
+        renew_time: Some(MicroTime(now)),
+        ..LeaseSpec::default()
+    }
+}
+
+/// The lease, new at `now`, of the node that has this name and uid.
+pub fn lease(node: &str, uid: &str, now: Timestamp) -> Lease {
+    Lease {
+        metadata: ObjectMeta {
+            name: Some(node.to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: "v1".to_owned(),
+                kind: "Node".to_owned(),
+                name: node.to_owned(),
+                uid: uid.to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(lease_spec(node, now)),
+    }
 }
 
 /// Whether a control plane of this version can be served: its minor version is ours.
@@ -240,7 +273,7 @@ mod tests {
         ) {
             let at = |second| Timestamp::from_second(second).unwrap();
             let (mut stored, now) = (node(&task(), &System::default(), at(1_000)), at(10_000));
-            let mut since = [Some(Time(at(1_000))), Some(Time(at(1_000))), Some(Time(at(1_000))), Some(Time(at(1_000)))];
+            let mut since = vec![Some(Time(at(1_000))); 4];
             let all = stored.status.as_mut().unwrap().conditions.as_mut().unwrap();
             for (condition, age) in all.iter_mut().zip(&ages) {
                 condition.last_heartbeat_time = Some(Time(at(10_000 - age)));

@@ -2,9 +2,8 @@
 
 use super::cluster::{Cluster, bounded};
 use jiff::Timestamp;
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::Node;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference};
 use kube::api::{Api, Patch, PatchParams, PostParams};
 use monopod_core::pod::node::{self, System};
 use monopod_wire::Task;
@@ -14,9 +13,6 @@ use tokio::time::Instant;
 
 /// Namespace of node leases.
 const LEASES: &str = "kube-node-lease";
-/// The kubelet's lease: seconds that it is valid for, and the time between renewals.
-const LEASE_SECONDS: i32 = 40;
-const RENEW: Duration = Duration::from_secs(10);
 /// Between attempts while the API server does not take what we say.
 const RETRY: Duration = Duration::from_millis(500);
 /// The kubelet's longest pause between attempts to renew its lease.
@@ -51,14 +47,11 @@ pub(crate) async fn register(
             Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {
                 match bounded(nodes.get(&task.node)).await {
                     Ok(found) => {
-                        let spec = found.spec.as_ref();
-                        let provider_id = spec
-                            .and_then(|spec| spec.provider_id.clone())
-                            .unwrap_or_default();
+                        let provider_id = provider_id(&found);
                         if provider_id != task.provider_id {
                             return Err(RegisterError::Taken {
                                 name: task.node.clone(),
-                                provider_id,
+                                provider_id: provider_id.to_owned(),
                             });
                         }
                         match patch_status(cluster, task, system, &found).await {
@@ -107,7 +100,7 @@ pub(crate) async fn keep(cluster: Cluster, task: Arc<Task>, system: System, mut 
         let outcome = if exists {
             renew(&leases, node, said).await
         } else {
-            create(&leases, node, &node_uid, said).await
+            create(&leases, &node::lease(node, &node_uid, said)).await
         };
         let gone = match outcome {
             Ok(()) if exists => !keep_status(&cluster, &task, &system).await,
@@ -139,7 +132,7 @@ pub(crate) async fn keep(cluster: Cluster, task: Arc<Task>, system: System, mut 
             }
         }
         retry = RETRY;
-        tokio::time::sleep_until(begun + RENEW).await;
+        tokio::time::sleep_until(begun + node::RENEW).await;
     }
 }
 
@@ -148,7 +141,10 @@ pub(crate) async fn keep(cluster: Cluster, task: Arc<Task>, system: System, mut 
 async fn keep_status(cluster: &Cluster, task: &Task, system: &System) -> bool {
     let nodes: Api<Node> = Api::all(cluster.client());
     match bounded(nodes.get_opt(&task.node)).await {
-        Ok(Some(node)) if is_own(&node, task) && node::must_tell(&node, Timestamp::now()) => {
+        Ok(Some(node))
+            if provider_id(&node) == task.provider_id
+                && node::must_tell(&node, Timestamp::now()) =>
+        {
             if let Err(error) = patch_status(cluster, task, system, &node).await {
                 tracing::warn!(%error, "the node's status was not taken");
             }
@@ -162,47 +158,20 @@ async fn keep_status(cluster: &Cluster, task: &Task, system: &System) -> bool {
     }
 }
 
-fn is_own(node: &Node, task: &Task) -> bool {
+fn provider_id(node: &Node) -> &str {
     let spec = node.spec.as_ref();
-    spec.and_then(|spec| spec.provider_id.as_ref()) == Some(&task.provider_id)
+    let id = spec.and_then(|spec| spec.provider_id.as_deref());
+    id.unwrap_or_default()
 }
 
-async fn create(
-    leases: &Api<Lease>,
-    node: &str,
-    node_uid: &str,
-    now: Timestamp,
-) -> kube::Result<()> {
-    let lease = Lease {
-        metadata: ObjectMeta {
-            name: Some(node.to_owned()),
-            owner_references: Some(vec![OwnerReference {
-                api_version: "v1".to_owned(),
-                kind: "Node".to_owned(),
-                name: node.to_owned(),
-                uid: node_uid.to_owned(),
-                ..OwnerReference::default()
-            }]),
-            ..ObjectMeta::default()
-        },
-        spec: Some(LeaseSpec {
-            holder_identity: Some(node.to_owned()),
-            lease_duration_seconds: Some(LEASE_SECONDS),
-            renew_time: Some(MicroTime(now)),
-            ..LeaseSpec::default()
-        }),
-    };
-    bounded(leases.create(&PostParams::default(), &lease)).await?;
+async fn create(leases: &Api<Lease>, lease: &Lease) -> kube::Result<()> {
+    bounded(leases.create(&PostParams::default(), lease)).await?;
     Ok(())
 }
 
 async fn renew(leases: &Api<Lease>, node: &str, now: Timestamp) -> kube::Result<()> {
-    let patch = serde_json::json!({"spec": {
-        "holderIdentity": node,
-        "leaseDurationSeconds": LEASE_SECONDS,
-        "renewTime": MicroTime(now),
-    }});
-    bounded(leases.patch(node, &PatchParams::default(), &Patch::Merge(patch))).await?;
+    let renewal = Patch::Merge(serde_json::json!({"spec": node::lease_spec(node, now)}));
+    bounded(leases.patch(node, &PatchParams::default(), &renewal)).await?;
     Ok(())
 }
 
@@ -247,6 +216,22 @@ mod tests {
         assert_eq!(requests[2].0, "PATCH /api/v1/nodes/n/status");
     }
 
+    /// Keeps the node until so many requests were made. The time is the test's own from now on.
+    async fn keeps(cluster: Cluster, requests: &fake_api::Requests, count: usize) {
+        let task = Arc::new(fake_api::task());
+        let kept = keep(cluster, task, System::default(), "old-uid".to_owned());
+        tokio::time::pause();
+        let asked = async {
+            while requests.lock().unwrap().len() < count {
+                tokio::time::sleep(Duration::from_secs(1)).await;
+            }
+        };
+        tokio::select! {
+            () = kept => {}
+            () = asked => {}
+        }
+    }
+
     #[tokio::test]
     async fn a_node_that_somebody_deleted_is_made_again() {
         let lease = json!({"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "n"}});
@@ -263,22 +248,7 @@ mod tests {
             Answer::exists(),
         ];
         let (cluster, requests) = fake_api::start(answers);
-        let kept = keep(
-            cluster,
-            Arc::new(fake_api::task()),
-            System::default(),
-            "old-uid".to_owned(),
-        );
-        tokio::time::pause();
-        let asked = async {
-            while requests.lock().unwrap().len() < 8 {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        };
-        tokio::select! {
-            () = kept => {}
-            () = asked => {}
-        }
+        keeps(cluster, &requests, 8).await;
         let requests = requests.lock().unwrap();
         assert_eq!(requests[2].0, "POST /api/v1/nodes");
         assert_eq!(requests[5].0, "GET /api/v1/nodes/n");
@@ -304,24 +274,9 @@ mod tests {
             &lease, &lease, &known, &lease, &unknown, &known, &lease, &known,
         ];
         let (cluster, requests) = fake_api::start(answers.map(Answer::ok).to_vec());
-        let kept = keep(
-            cluster,
-            Arc::new(fake_api::task()),
-            System::default(),
-            "uid".to_owned(),
-        );
-        tokio::time::pause();
         let begun = Instant::now();
-        let asked = async {
-            while requests.lock().unwrap().len() < 8 {
-                tokio::time::sleep(Duration::from_secs(1)).await;
-            }
-        };
-        tokio::select! {
-            () = kept => {}
-            () = asked => {}
-        }
-        assert!(begun.elapsed() <= 3 * RENEW + Duration::from_secs(1));
+        keeps(cluster, &requests, 8).await;
+        assert!(begun.elapsed() <= 3 * node::RENEW + Duration::from_secs(1));
         let requests = requests.lock().unwrap();
         assert_eq!(requests[2].0, "GET /api/v1/nodes/n");
         assert_eq!(requests[5].0, "PATCH /api/v1/nodes/n/status");

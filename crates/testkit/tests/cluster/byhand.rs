@@ -1,8 +1,9 @@
 //! What an operator deletes by hand under a running pod: it comes back, or the pod ends with a reason.
 
 use crate::lifecycle::{GONE, gone, kill_vm, part, restarted};
+use crate::logs::environment_in;
 use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, wait};
+use monopod_testkit::{Cluster, is_ready, kill, wait};
 use serde_json::Value;
 use std::process::Command;
 use std::time::Duration;
@@ -55,12 +56,7 @@ fn ready_again(cluster: &Cluster, node: &str) {
     cluster.kubectl(&["patch", "node", node, "--subresource=status", "-p", unknown]);
     wait("the node says that it is ready", AGAIN, || {
         let now = cluster.get("", "node", node).ok_or("it is gone")?;
-        let conditions = now["status"]["conditions"].as_array();
-        let ready = conditions
-            .into_iter()
-            .flatten()
-            .any(|condition| condition["type"] == "Ready" && condition["status"] == "True");
-        ready.then_some(()).ok_or_else(|| format!("{conditions:?}"))
+        is_ready(&now).then_some(()).ok_or_else(|| now.to_string())
     });
 }
 
@@ -122,12 +118,7 @@ pub(crate) fn finished(cluster: &Cluster) {
     namespace(cluster, "finished");
     cluster.apply(&shell_pod("finished", "done", "true"));
     let pod = cluster.wait_phase("finished", "done", "Succeeded", START);
-    let environment = cluster.environment_of(&pod).expect("an environment");
-    wait("the VM is gone", GONE, || {
-        let now = cluster.environment_of(&pod).ok_or("it is gone")?;
-        let phase = text(&now, "/status/phase").to_owned();
-        (phase == "Finished").then_some(()).ok_or(phase)
-    });
+    let environment = environment_in(cluster, &pod, "Finished");
     let node = text(&environment, "/spec/node");
     comes_back(cluster, "kube-node-lease", "lease", node);
     ready_again(cluster, node);

@@ -1,6 +1,6 @@
 use crate::lifecycle::{self, GONE, gone, kill_vm, leftovers};
 use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, wait};
+use monopod_testkit::{Cluster, is_ready, wait};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ pub(crate) fn read(cluster: &Cluster, namespace: &str, arguments: &[&str]) -> St
     })
 }
 
-fn environment_in(cluster: &Cluster, pod: &Value, phase: &str) -> Value {
+pub(crate) fn environment_in(cluster: &Cluster, pod: &Value, phase: &str) -> Value {
     wait(
         &format!("its environment is {phase}"),
         Duration::from_secs(30),
@@ -75,13 +75,7 @@ fn completed(cluster: &Cluster, namespace: &str, job: &str) -> (Value, Value) {
 
 fn node_is_ready(cluster: &Cluster, pod: &Value) -> bool {
     let node = cluster.get("", "node", pod["spec"]["nodeName"].as_str().expect("bound"));
-    node.is_some_and(|node| {
-        let conditions = node["status"]["conditions"].as_array();
-        conditions.is_some_and(|all| {
-            all.iter()
-                .any(|c| c["type"] == "Ready" && c["status"] == "True")
-        })
-    })
+    node.is_some_and(|node| is_ready(&node))
 }
 
 pub(crate) fn finished(cluster: &Cluster) {

@@ -1,5 +1,5 @@
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, wait};
+use monopod_testkit::{Cluster, is_ready, wait};
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -391,10 +391,7 @@ pub(crate) fn job(cluster: &Cluster) {
     let node = cluster
         .get("", "node", pod["spec"]["nodeName"].as_str().expect("bound"))
         .expect("the node stays with the pod");
-    assert!(node["status"]["conditions"].as_array().is_some_and(|c| {
-        c.iter()
-            .any(|c| c["type"] == "Ready" && c["status"] == "True")
-    }));
+    assert!(is_ready(&node));
     cluster.kubectl(&["delete", "job", "-n", "jobs", "sum"]);
     wait("everything of it is gone", Duration::from_secs(15), || {
         if cluster.environment_of(&pod).is_none() {
