@@ -23,6 +23,7 @@ pub mod quantity;
 pub mod rotation;
 pub mod selector;
 pub mod sizing;
+pub mod taints;
 #[cfg(test)]
 mod testing;
 pub mod timeline;

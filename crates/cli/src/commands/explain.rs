@@ -6,7 +6,7 @@ use crate::settings::Layout;
 use anyhow::Context;
 use clap::Args;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{Event, Pod};
+use k8s_openapi::api::core::v1::{Event, Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, ResourceExt};
 use monopod_api::environment::Environment;
@@ -44,9 +44,15 @@ impl Explain {
         let of_it = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
         let events: Api<Event> = Api::namespaced(client.clone(), &namespace);
         let events = events.list(&of_it).await?.items;
-        let environments: Api<Environment> = Api::all(client);
+        let environments: Api<Environment> = Api::all(client.clone());
         let environment = environments.get_opt(&names::environment(&uid)).await?;
-        let told = explain(&pod, environment.as_ref(), &events, Timestamp::now());
+        let nodes: Api<Node> = Api::all(client);
+        let node = match pod.spec.as_ref().and_then(|spec| spec.node_name.as_deref()) {
+            Some(bound_to) => nodes.get_opt(bound_to).await?,
+            None => None,
+        };
+        let now = Timestamp::now();
+        let told = explain(&pod, environment.as_ref(), node.as_ref(), &events, now);
         match output {
             Output::Json => println!("{:#}", json!(told)),
             Output::Table => {

@@ -3,9 +3,10 @@
 mod profiles;
 
 use crate::addresses;
+use crate::taints::{our_taint, tolerates};
 use ipnet::Ipv4Net;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, Toleration};
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
 use monopod_api::labels::{COMPUTE_TYPE, COMPUTE_TYPE_FARGATE};
@@ -201,7 +202,7 @@ fn daemon_set(set: &DaemonSet) -> Option<Finding> {
         .tolerations
         .iter()
         .flatten()
-        .any(tolerates_our_taint);
+        .any(|toleration| tolerates(toleration, &our_taint()));
     let selector = template.node_selector.as_ref();
     let elsewhere = selector
         .and_then(|selector| selector.get(COMPUTE_TYPE))
@@ -230,19 +231,6 @@ fn daemon_set(set: &DaemonSet) -> Option<Finding> {
             format!("add a required node affinity: key {COMPUTE_TYPE}, operator NotIn, values [{COMPUTE_TYPE_FARGATE}]"),
         )
     })
-}
-
-fn tolerates_our_taint(toleration: &Toleration) -> bool {
-    let effect = toleration.effect.as_deref().unwrap_or_default();
-    let (key, value) = (
-        toleration.key.as_deref().unwrap_or_default(),
-        toleration.value.as_deref().unwrap_or_default(),
-    );
-    let fits = match toleration.operator.as_deref() {
-        Some("Exists") => key.is_empty() || key == COMPUTE_TYPE,
-        _equal => key == COMPUTE_TYPE && value == COMPUTE_TYPE_FARGATE,
-    };
-    fits && (effect.is_empty() || effect == "NoSchedule")
 }
 
 fn excludes_our_nodes(term: &NodeSelectorTerm) -> bool {
@@ -307,9 +295,12 @@ fn host(host: &Host) -> Vec<Finding> {
             subject.clone(),
             format!(
                 "its VMs are emulated and slow: {}",
-                status.accelerator_reason.as_deref().unwrap_or("KVM does not work")
+                status
+                    .accelerator_reason
+                    .as_deref()
+                    .unwrap_or("KVM does not work")
             ),
-            "use a machine with virtualization, or enable nested virtualization of the VM that it is",
+            "use a machine whose KVM runs a VM: bare metal, or a VM with nested virtualization",
         ));
     }
     if let Some(reason) = &status.vm_limits_reason {

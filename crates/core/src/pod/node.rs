@@ -1,10 +1,11 @@
 //! The `Node` object, as users of EKS Fargate know it.
 
+use crate::taints::our_taint;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
 use k8s_openapi::api::core::v1::{
     DaemonEndpoint, Node, NodeAddress, NodeCondition, NodeDaemonEndpoints, NodeSpec, NodeStatus,
-    NodeSystemInfo, Taint,
+    NodeSystemInfo,
 };
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta, OwnerReference, Time};
@@ -63,12 +64,7 @@ pub fn node(task: &Task, system: &System, now: Timestamp) -> Node {
         },
         spec: Some(NodeSpec {
             provider_id: Some(task.provider_id.clone()),
-            taints: Some(vec![Taint {
-                key: labels::COMPUTE_TYPE.to_owned(),
-                value: Some(labels::COMPUTE_TYPE_FARGATE.to_owned()),
-                effect: "NoSchedule".to_owned(),
-                time_added: None,
-            }]),
+            taints: Some(vec![our_taint()]),
             ..NodeSpec::default()
         }),
         status: Some(status(task, system, None, now)),

@@ -4,7 +4,7 @@ use crate::lifecycle::{GONE, gone, kill_vm, part, restarted};
 use crate::logs::environment_in;
 use crate::{START, namespace, shell_pod};
 use monopod_testkit::{Cluster, is_ready, kill, wait};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::process::Command;
 use std::time::Duration;
 
@@ -60,6 +60,17 @@ fn ready_again(cluster: &Cluster, node: &str) {
     });
 }
 
+/// What an operator may put on a node.
+const TAINT: &str = "monopod.test/by-hand";
+
+fn explained(cluster: &Cluster, pod: &Value) -> String {
+    let (namespace, name) = (
+        text(pod, "/metadata/namespace"),
+        text(pod, "/metadata/name"),
+    );
+    cluster.monopod(&["explain", name, "-n", namespace]).out
+}
+
 /// The pod runs as if nothing had been.
 fn unharmed(cluster: &Cluster, before: &Value) {
     let (namespace, name) = (
@@ -75,7 +86,10 @@ fn unharmed(cluster: &Cluster, before: &Value) {
 
 pub(crate) fn repaired(cluster: &Cluster) {
     namespace(cluster, "repaired");
-    cluster.apply(&shell_pod("repaired", "steady", "sleep 100000"));
+    let mut steady = shell_pod("repaired", "steady", "sleep 100000");
+    steady["spec"]["tolerations"] =
+        json!([{"key": TAINT, "operator": "Exists", "tolerationSeconds": 10_000}]);
+    cluster.apply(&steady);
     let pod = cluster.wait_ready("repaired", "steady", START);
     let environment = cluster.environment_of(&pod).expect("an environment");
     let node = text(&environment, "/spec/node");
@@ -91,6 +105,10 @@ pub(crate) fn repaired(cluster: &Cluster) {
     unharmed(cluster, &pod);
 
     ready_again(cluster, node);
+    cluster.kubectl(&["taint", "node", node, &format!("{TAINT}=:NoExecute")]);
+    assert!(explained(cluster, &pod).contains("unless that ends before, the pod is evicted"));
+    cluster.kubectl(&["taint", "node", node, &format!("{TAINT}-")]);
+    assert!(explained(cluster, &pod).contains("Nothing is in its way"));
     unharmed(cluster, &pod);
 
     // An address in use stays taken.

@@ -1,8 +1,13 @@
 //! Where a pod is on its way, in plain words: for `monopod explain`.
 
+mod node;
+
+#[cfg(test)]
+mod tests;
+
 use crate::lifecycle;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node, Pod};
 use monopod_api::environment::{Environment, EnvironmentPhase, ImagePhase};
 use monopod_api::messages;
 use serde::Serialize;
@@ -18,16 +23,17 @@ pub struct Explanation {
     pub next: String,
 }
 
-/// Explains a pod by what there is of it. `events` may be others' as well.
+/// Explains a pod by what there is of it. `node` is what the pod is bound to, and `events` may be others' as well.
 pub fn explain(
     pod: &Pod,
     environment: Option<&Environment>,
+    node: Option<&Node>,
     events: &[Event],
     now: Timestamp,
 ) -> Explanation {
     let status = pod.status.clone().unwrap_or_default();
     let phase = status.phase.as_deref().unwrap_or("Pending");
-    let node = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
+    let bound_to = pod.spec.as_ref().and_then(|s| s.node_name.as_deref());
     if !lifecycle::is_ours(pod) {
         let scheduler = pod.spec.as_ref().and_then(|s| s.scheduler_name.as_deref());
         return Explanation {
@@ -47,8 +53,8 @@ pub fn explain(
     if let Some(end) = &pod.metadata.deletion_timestamp {
         return deleted(end.0, environment, now);
     }
-    match (node, environment) {
-        (Some(node), _) => bound(pod, node, environment, events),
+    match (bound_to, environment) {
+        (Some(name), _) => bound(pod, name, node, environment, events),
         (None, Some(environment)) => on_its_way(environment, now),
         (None, None) => waits(pod, now),
     }
@@ -72,27 +78,32 @@ fn deleted(end: Timestamp, environment: Option<&Environment>, now: Timestamp) ->
 
 fn bound(
     pod: &Pod,
-    node: &str,
+    name: &str,
+    node: Option<&Node>,
     environment: Option<&Environment>,
     events: &[Event],
 ) -> Explanation {
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.init_container_statuses.iter().flatten();
     let containers = containers.chain(status.container_statuses.iter().flatten());
-    let mut because: Vec<String> = containers.filter_map(waiting).collect();
+    let host = environment.map_or("of an unknown name", |e| e.spec.host.as_str());
+    let trouble = node::trouble(pod, name, node, host);
+    let mut because: Vec<String> = trouble.iter().flat_map(|t| t.because.clone()).collect();
+    because.extend(containers.filter_map(waiting));
     because.extend(environment.iter().flat_map(|e| images(e)));
     if !is_ready(pod) {
-        because.extend(last_warning(pod, node, events));
+        because.extend(last_warning(pod, name, events));
     }
-    let host = environment.map_or("an unknown host", |e| e.spec.host.as_str());
-    let next = if because.is_empty() {
+    let next = if let Some(trouble) = trouble {
+        trouble.next
+    } else if because.is_empty() {
         "Nothing is in its way.".to_owned()
     } else {
         "What failed is tried again by itself; `kubectl describe pod` has its events, `kubectl logs --previous` the last words of a container that ended.".to_owned()
     };
     let phase = status.phase.as_deref().unwrap_or("Pending");
     Explanation {
-        state: format!("It is {phase} on node {node}, a VM on host {host}."),
+        state: format!("It is {phase} on node {name}, a VM on host {host}."),
         because,
         next,
     }
@@ -246,126 +257,5 @@ fn waits(pod: &Pod, now: Timestamp) -> Explanation {
         state: format!("It has no VM, and waits since {since:.0}."),
         because: told.and_then(|c| c.message.clone()).into_iter().collect(),
         next: next.to_owned(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use serde_json::json;
-
-    fn changed(change: &serde_json::Value) -> Pod {
-        let mut pod = serde_json::to_value(testing::pod("uid-1")).expect("plain data");
-        json_patch::merge(&mut pod, change);
-        serde_json::from_value(pod).expect("a pod")
-    }
-
-    /// Each state has words of its own, with the name of what to look at.
-    #[test]
-    fn each_state_is_told() {
-        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let booting = testing::in_phase(
-            testing::environment("uid-1"),
-            EnvironmentPhase::Booting,
-            "2026-01-01T00:00:00Z",
-        );
-        let mut leaving = booting.clone();
-        leaving.metadata.deletion_timestamp =
-            changed(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:00Z"}}))
-                .metadata
-                .deletion_timestamp;
-        let waiting = json!({"conditions": [{"type": "PodScheduled", "status": "False", "message": "no room",
-            "lastTransitionTime": "2025-12-31T23:00:00Z"}]});
-        let cases = vec![
-            (
-                changed(&json!({"spec": {"schedulerName": "default-scheduler"}})),
-                None,
-                "default-scheduler",
-            ),
-            (
-                changed(&json!({"status": {"phase": "Failed", "reason": "EnvironmentLost"}})),
-                None,
-                "EnvironmentLost",
-            ),
-            (
-                changed(&json!({"metadata": {"deletionTimestamp": "2025-12-31T23:59:00Z"}})),
-                Some(&booting),
-                "forget host-1",
-            ),
-            (
-                changed(&json!({"metadata": {"deletionTimestamp": "2026-01-01T00:00:30Z"}})),
-                Some(&booting),
-                "until then",
-            ),
-            (
-                changed(&json!({"spec": {"nodeName": "n"}, "status": {"phase": "Running"}})),
-                Some(&booting),
-                "Nothing is in its way",
-            ),
-            (
-                changed(
-                    &json!({"spec": {"nodeName": "n"}, "status": {"containerStatuses": [{"name": "c", "image": "i", "imageID": "",
-                    "ready": false, "restartCount": 0, "state": {"waiting": {"reason": "ErrImagePull", "message": "denied"}}}]}}),
-                ),
-                Some(&booting),
-                "Container c ErrImagePull: denied",
-            ),
-            (
-                changed(&json!({})),
-                Some(&booting),
-                "host host-1 is Booting since 2026-01-01T00:00:00Z",
-            ),
-            (changed(&json!({})), Some(&leaving), "taken back"),
-            (
-                changed(&json!({"spec": {"schedulingGates": [{"name": "g"}]}})),
-                None,
-                "Gates: g",
-            ),
-            (
-                changed(&json!({ "status": waiting })),
-                None,
-                "waits since 2025-12-31T23:00:00Z",
-            ),
-        ];
-        for (pod, environment, words) in cases {
-            let told = serde_json::to_string(&explain(&pod, environment, &[], now)).expect("text");
-            assert!(told.contains(words), "{words}: {told}");
-        }
-    }
-    /// A missing volume is told by an event only; one of another pod of the name, or of a pod that is well, is not.
-    #[test]
-    fn the_last_warning_of_a_pod_that_is_not_ready_is_told() {
-        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
-        let event = |uid: &str, host: &str, kind: &str, minute: u32, message: &str| -> Event {
-            serde_json::from_value(json!({"metadata": {}, "involvedObject": {"uid": uid}, "source": {"host": host}, "type": kind,
-                "reason": "FailedMount", "message": message, "lastTimestamp": format!("2026-01-01T00:{minute:02}:00Z")}))
-            .expect("an event")
-        };
-        let events = [
-            event("uid-1", "n", "Warning", 1, "older"),
-            event("uid-1", "n", "Warning", 2, "no configmap c"),
-            event("uid-1", "n", "Normal", 3, "pulled"),
-            event(
-                "uid-1",
-                "",
-                "Warning",
-                4,
-                "the scheduler's, before it was bound",
-            ),
-            event("uid-2", "n", "Warning", 5, "another pod's"),
-        ];
-        let told = |ready: &str| {
-            let pod = changed(
-                &json!({"spec": {"nodeName": "n"}, "status": {"phase": "Pending",
-                "conditions": [{"type": "Ready", "status": ready}]}}),
-            );
-            explain(&pod, None, &events, now).because
-        };
-        assert_eq!(
-            told("False"),
-            ["Its last warning is FailedMount: no configmap c"]
-        );
-        assert_eq!(told("True"), [""; 0]);
     }
 }
