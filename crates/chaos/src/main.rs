@@ -14,9 +14,10 @@ mod fault;
 mod scene;
 mod vm;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Parser;
 use fault::{Fault, Phase};
+use monopod_testkit::is_interrupted;
 use scene::Scene;
 use std::process::ExitCode;
 
@@ -85,6 +86,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
             };
             for number in 1..=arguments.tries {
                 let outcome = scene.play(fault, *phase)?;
+                ensure!(!is_interrupted(), "interrupted");
                 eprintln!(
                     "{fault} while {phase}, {number} of {}: {outcome}",
                     arguments.tries

@@ -5,8 +5,8 @@ use crate::fault::{Fault, Phase};
 use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
 use monopod_testkit::{
-    Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, is_ready, kill,
-    leftovers, number, part,
+    Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, is_interrupted,
+    is_ready, kill, leftovers, number, part,
 };
 use serde_json::{Value, json};
 use std::fmt;
@@ -394,6 +394,7 @@ fn freeze_for(pid: i32, lasts: Duration) {
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Result<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
+        ensure!(!is_interrupted(), "{what}: interrupted");
         if let Some(found) = look() {
             return Ok(found);
         }

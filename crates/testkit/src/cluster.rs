@@ -44,6 +44,7 @@ impl Cluster {
     /// # Panics
     /// If the programs are not built or the cluster does not come up.
     pub fn up_with(number: u8, flags: &[&str]) -> Self {
+        crate::interrupt::watch();
         let dist = std::env::var_os("MONOPOD_DIST")
             .expect("MONOPOD_DIST names the directory of built programs; run the tests by `cargo xtask test`");
         let cluster = Self {

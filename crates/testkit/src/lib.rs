@@ -10,6 +10,7 @@
 
 mod cluster;
 mod control;
+mod interrupt;
 mod machine;
 mod process;
 mod registry;
@@ -19,6 +20,7 @@ mod suite;
 
 pub use cluster::{Cluster, Output, is_ready};
 pub use control::SECOND_CONTROL;
+pub use interrupt::is_interrupted;
 pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, cpu_time, freeze, kill, processes_with};
 pub use registry::Registry;
@@ -31,11 +33,12 @@ use std::time::{Duration, Instant};
 /// Waits until a state is reached, asking for it again and again; fails with what it saw last.
 ///
 /// # Panics
-/// If the state is not reached in time.
+/// If the state is not reached in time, or the run is interrupted.
 #[track_caller]
 pub fn wait<T>(what: &str, limit: Duration, mut look: impl FnMut() -> Result<T, String>) -> T {
     let deadline = Instant::now() + limit;
     loop {
+        assert!(!is_interrupted(), "{what}: interrupted");
         match look() {
             Ok(found) => return found,
             Err(seen) => assert!(

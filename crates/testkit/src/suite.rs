@@ -78,8 +78,15 @@ pub fn run(
         outcome.is_ok()
     };
     let before = cluster.kubectl(&NAMESPACES);
+    let mut interrupted = false;
     for (name, check) in chosen {
-        if !report(name, &mut || check(&cluster)) {
+        let is_well = report(name, &mut || check(&cluster));
+        interrupted = crate::interrupt::take();
+        if interrupted {
+            println!("interrupted: the cluster is removed");
+            break;
+        }
+        if !is_well {
             remove_left(&cluster, &before);
         }
     }
@@ -92,10 +99,11 @@ pub fn run(
     for name in &failed {
         println!("failed: {name}");
     }
-    let word = if failed.is_empty() { "ok" } else { "FAILED" };
+    let is_well = failed.is_empty() && !interrupted;
+    let word = if is_well { "ok" } else { "FAILED" };
     println!(
         "\ntest result: {word}. {passed} passed; {} failed; 0 ignored",
         failed.len()
     );
-    failed.is_empty()
+    is_well
 }
