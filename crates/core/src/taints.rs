@@ -14,7 +14,7 @@ pub fn our_taint() -> Taint {
     }
 }
 
-/// Whether a pod with this toleration tolerates the taint. The operators `Lt` and `Gt` tolerate nothing, as long as
+/// Whether a pod with this toleration tolerates the taint. An API server takes none without a key but with `Exists`. The operators `Lt` and `Gt` tolerate nothing, as long as
 /// upstream has them behind a gate that is off.
 pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     let text = |field: &Option<String>| field.clone().unwrap_or_default();
@@ -29,32 +29,28 @@ pub fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
     fits && (effect.is_empty() || effect == taint.effect)
 }
 
-/// The taints for which a pod is evicted that does not tolerate them.
-pub fn evicting(taints: &[Taint]) -> impl Iterator<Item = &Taint> {
-    taints.iter().filter(|taint| taint.effect == "NoExecute")
-}
-
-/// How long after its node got these taints a pod is evicted; none if it stays. Of the tolerations that fit a taint
-/// the first one counts, and of all taints the shortest time.
-pub fn evicted_after(tolerations: &[Toleration], taints: &[Taint]) -> Option<SignedDuration> {
-    evicting(taints)
+/// The taints for which a pod is evicted, each with how long it may stay beside it: nothing if it does not tolerate
+/// it. Of the tolerations that fit a taint the first one counts.
+pub fn evictions<'a>(
+    tolerations: &'a [Toleration],
+    taints: &'a [Taint],
+) -> impl Iterator<Item = (&'a Taint, SignedDuration)> {
+    taints
+        .iter()
+        .filter(|taint| taint.effect == "NoExecute")
         .filter_map(|taint| {
-            match tolerations
+            let tolerated = tolerations
                 .iter()
-                .find(|toleration| tolerates(toleration, taint))
-            {
-                Some(tolerated) => tolerated.toleration_seconds.map(|seconds| seconds.max(0)),
-                None => Some(0),
-            }
+                .find(|toleration| tolerates(toleration, taint));
+            let seconds = tolerated.map_or(Some(0), |tolerated| tolerated.toleration_seconds)?;
+            Some((taint, SignedDuration::from_secs(seconds.max(0))))
         })
-        .min()
-        .map(SignedDuration::from_secs)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     fn taint(key: &str, effect: &str) -> Taint {
         Taint {
@@ -63,12 +59,6 @@ mod tests {
             effect: effect.to_owned(),
             time_added: None,
         }
-    }
-
-    fn after(tolerations: &Value, taints: &[Taint]) -> Option<i64> {
-        let tolerations: Vec<Toleration> =
-            serde_json::from_value(tolerations.clone()).expect("tolerations");
-        evicted_after(&tolerations, taints).map(|after| after.as_secs())
     }
 
     #[test]
@@ -103,24 +93,19 @@ mod tests {
     }
 
     #[test]
-    fn the_shortest_toleration_of_all_taints_counts() {
-        let tolerations = json!([
+    fn the_first_toleration_that_fits_says_how_long_a_pod_stays() {
+        let tolerations: Vec<Toleration> = serde_json::from_value(json!([
             {"key": "ever", "operator": "Exists"},
             {"key": "short", "operator": "Exists", "tolerationSeconds": 10},
             {"key": "short", "operator": "Exists", "tolerationSeconds": 5},
-            {"key": "long", "operator": "Exists", "tolerationSeconds": 300},
             {"key": "past", "operator": "Exists", "tolerationSeconds": -1},
-        ]);
-        let of = |keys: &[&str]| {
-            let taints: Vec<Taint> = keys.iter().map(|key| taint(key, "NoExecute")).collect();
-            after(&tolerations, &taints)
-        };
-        assert_eq!(of(&[]), None);
-        assert_eq!(of(&["ever"]), None);
-        assert_eq!(of(&["long", "ever"]), Some(300));
-        assert_eq!(of(&["long", "short"]), Some(10));
-        assert_eq!(of(&["past", "long"]), Some(0));
-        assert_eq!(of(&["long", "not tolerated"]), Some(0));
-        assert_eq!(after(&json!([]), &[taint("k", "NoSchedule")]), None);
+        ]))
+        .expect("tolerations");
+        let taints = ["ever", "short", "past", "other"].map(|key| taint(key, "NoExecute"));
+        let all = [&taints[..], &[taint("other", "NoSchedule")]].concat();
+        let found: Vec<(&str, i64)> = evictions(&tolerations, &all)
+            .map(|(taint, after)| (taint.key.as_str(), after.as_secs()))
+            .collect();
+        assert_eq!(found, [("short", 10), ("past", 0), ("other", 0)]);
     }
 }

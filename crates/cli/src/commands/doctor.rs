@@ -5,6 +5,7 @@ use crate::cluster::client;
 use crate::commands::up::running;
 use crate::settings::{Layout, Settings};
 use clap::Args;
+use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
@@ -57,7 +58,7 @@ impl Doctor {
             }),
             Some(settings) => match whole_cluster(layout, settings).await {
                 Ok(all) => {
-                    findings.extend(cluster(&all));
+                    findings.extend(cluster(&all, Timestamp::now()));
                     findings.extend(strays(&here, &all));
                 }
                 Err(error) => findings.push(Finding {
@@ -170,6 +171,7 @@ async fn gather(client: &Client, settings: &Settings, all: &mut Cluster) -> anyh
     list::<SecurityGroup>(client, undefined).await?;
     list::<PodExecutionRole>(client, undefined).await?;
     all.profiles = Some(list(client, undefined).await?);
+    all.leases = list(client, undefined).await?;
     all.daemon_sets = list(client, undefined).await?;
     let nodes: Vec<Node> = list(client, undefined).await?;
     all.nodes = nodes.iter().map(ResourceExt::name_any).collect();

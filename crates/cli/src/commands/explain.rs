@@ -56,13 +56,19 @@ impl Explain {
         match output {
             Output::Json => println!("{:#}", json!(told)),
             Output::Table => {
-                println!("{}", told.state);
+                println!("{}", shown(&told.state));
                 for cause in &told.because {
-                    println!("  {cause}");
+                    println!("  {}", shown(cause));
                 }
-                println!("{}", told.next);
+                println!("{}", shown(&told.next));
             }
         }
         Ok(ExitCode::SUCCESS)
     }
+}
+
+/// Text that may be a guest's, for a terminal.
+fn shown(text: &str) -> String {
+    let plain = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().map(plain).collect()
 }

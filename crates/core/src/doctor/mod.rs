@@ -2,10 +2,16 @@
 
 mod profiles;
 
+#[cfg(test)]
+mod tests;
+
 use crate::addresses;
+use crate::placement::LEASE;
 use crate::taints::{our_taint, tolerates};
 use ipnet::Ipv4Net;
+use jiff::Timestamp;
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod};
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
@@ -77,6 +83,8 @@ pub struct Cluster {
     pub environments: Vec<Environment>,
     /// All of them.
     pub hosts: Vec<Host>,
+    /// All of them, if they may be read.
+    pub leases: Vec<Lease>,
     /// Names of all nodes.
     pub nodes: BTreeSet<String>,
     /// Uids of all pods.
@@ -123,7 +131,7 @@ pub fn machine(machine: &Machine) -> Vec<Finding> {
 }
 
 /// What is wrong with a cluster. If definitions are missing, only that: nothing else could be known.
-pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
+pub fn cluster(cluster: &Cluster, now: Timestamp) -> Vec<Finding> {
     let undefined = cluster.undefined.iter().map(|name| {
         Finding::new(
             format!("definition {name}"),
@@ -144,6 +152,12 @@ pub fn cluster(cluster: &Cluster) -> Vec<Finding> {
             .filter_map(|subnet| addresses(cluster, subnet)),
     );
     findings.extend(cluster.hosts.iter().flat_map(host));
+    findings.extend(
+        cluster
+            .leases
+            .iter()
+            .filter_map(|lease| silent(cluster, lease, now)),
+    );
     if cluster.hosts.is_empty() {
         findings.push(Finding::new(
             "this cluster",
@@ -313,6 +327,26 @@ fn host(host: &Host) -> Vec<Finding> {
     findings
 }
 
+/// A host that has not renewed its lease, whose pods nobody can end.
+fn silent(cluster: &Cluster, lease: &Lease, now: Timestamp) -> Option<Finding> {
+    let mut hosts = cluster
+        .hosts
+        .iter()
+        .filter_map(|host| host.metadata.name.as_deref());
+    let host = hosts.find(|host| {
+        lease.metadata.name.as_deref() == Some(host)
+            && lease.metadata.namespace == Some(names::host_namespace(host))
+    })?;
+    let renewed = lease.spec.as_ref()?.renew_time.as_ref()?.0;
+    (now.duration_since(renewed) >= LEASE).then(|| {
+        Finding::new(
+            format!("host {host}"),
+            format!("it has not been heard of since {renewed:.0}, so that it gets no pods and its addresses stay taken"),
+            format!("see `monopod status` and the clock of that machine; if it is gone for good, `monopod host forget {host} --yes`"),
+        )
+    })
+}
+
 /// Objects whose owner is gone.
 fn left_over(cluster: &Cluster) -> Vec<Finding> {
     let environments: BTreeSet<&str> = cluster
@@ -367,149 +401,4 @@ fn left_over(cluster: &Cluster) -> Vec<Finding> {
         }
     }
     findings
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::testing;
-    use serde_json::{Value, json};
-
-    fn set(pod: &Value) -> DaemonSet {
-        serde_json::from_value(json!({
-            "metadata": {"name": "agent", "namespace": "ops"},
-            "spec": {"selector": {}, "template": {"spec": pod}},
-        }))
-        .expect("a DaemonSet")
-    }
-
-    fn machine_of(name: &str) -> Host {
-        let spec = json!({"region": "r", "zone": "z", "memoryMib": 1024, "cpuMillis": 1000});
-        Host::new(name, serde_json::from_value(spec).expect("a host"))
-    }
-
-    #[test]
-    fn daemon_sets_that_want_a_pod_on_each_node_are_found() {
-        let everywhere = json!([{"operator": "Exists"}]);
-        let ours = json!([{"key": COMPUTE_TYPE, "value": "fargate", "effect": "NoSchedule"}]);
-        let affinity = |operator: &str, values: &[&str]| {
-            json!({"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [
-                {"matchExpressions": [{"key": COMPUTE_TYPE, "operator": operator, "values": values}]},
-            ]}}})
-        };
-        let wrong = [
-            json!({"containers": [], "tolerations": everywhere}),
-            json!({"containers": [], "tolerations": ours}),
-            json!({"containers": [], "tolerations": [{"key": COMPUTE_TYPE, "operator": "Exists"}]}),
-            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("NotIn", &["ec2"])}),
-            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("In", &["fargate"])}),
-            json!({"containers": [], "tolerations": everywhere, "nodeSelector": {"os": "linux"}}),
-        ];
-        for pod in wrong {
-            let found = daemon_set(&set(&pod)).unwrap_or_else(|| panic!("{pod}"));
-            assert_eq!(found.subject, "DaemonSet ops/agent");
-            assert!(found.remedy.contains("NotIn"), "{found:?}");
-        }
-        let right = [
-            json!({"containers": []}),
-            json!({"containers": [], "tolerations": [{"operator": "Exists", "effect": "NoExecute"}]}),
-            json!({"containers": [], "tolerations": [{"key": "other", "operator": "Exists"}]}),
-            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("NotIn", &["fargate"])}),
-            json!({"containers": [], "tolerations": everywhere, "affinity": affinity("DoesNotExist", &[])}),
-            json!({"containers": [], "tolerations": everywhere, "nodeSelector": {COMPUTE_TYPE: "ec2"}}),
-        ];
-        for pod in right {
-            assert_eq!(daemon_set(&set(&pod)), None, "{pod}");
-        }
-    }
-
-    #[test]
-    fn what_is_well_has_no_finding_and_what_lost_its_owner_has_one() {
-        let environment = testing::environment("uid-1");
-        let node = environment.spec.node.clone();
-        let mut well = Cluster {
-            environments: vec![environment],
-            nodes: [node, "worker-1".to_owned()].into(),
-            pods: ["uid-1".to_owned()].into(),
-            ..Default::default()
-        };
-        assert_eq!(left_over(&well), []);
-        well.pods.clear();
-        well.nodes
-            .insert(names::node(Ipv4Addr::new(10, 0, 9, 9), "r"));
-        let subjects: Vec<String> = left_over(&well).into_iter().map(|f| f.subject).collect();
-        assert_eq!(
-            subjects,
-            [
-                "environment env-uid-1",
-                "node fargate-ip-10-0-9-9.r.compute.internal"
-            ]
-        );
-    }
-
-    #[test]
-    fn what_the_cluster_does_not_know_of_this_machine_is_a_stray() {
-        let environment = testing::environment("uid-1");
-        let known = environment.metadata.name.clone().expect("a name");
-        let mut cluster = Cluster {
-            environments: vec![environment],
-            hosts: ["host-1", "host-2"].map(machine_of).into(),
-            ..Default::default()
-        };
-        let mut here = Machine {
-            host: "host-1".to_owned(),
-            vms: [known, "env-stray".to_owned()].into(),
-            ..Default::default()
-        };
-        assert_eq!(strays(&here, &cluster).len(), 1);
-        here.host = "host-2".to_owned();
-        assert_eq!(
-            strays(&here, &cluster).len(),
-            2,
-            "another host's environment"
-        );
-        cluster.hosts.clear();
-        for (joined, remedy) in [(false, "--keep-pods"), (true, "a new token")] {
-            here.joined = joined;
-            let found = strays(&here, &cluster);
-            assert_eq!(found.len(), 3);
-            assert!(found[0].remedy.contains(remedy), "{found:?}");
-        }
-    }
-
-    #[test]
-    fn a_missing_definition_is_not_taken_for_missing_objects() {
-        let here = Machine {
-            vms: ["env-1".to_owned()].into(),
-            ..Default::default()
-        };
-        let none = Cluster {
-            undefined: ["hosts.monopod.dev".to_owned()].into(),
-            profiles: Some(Vec::new()),
-            ..Default::default()
-        };
-        let found = cluster(&none);
-        assert_eq!(found.len(), 1, "{found:?}");
-        assert_eq!(found[0].subject, "definition hosts.monopod.dev");
-        assert_eq!(strays(&here, &none), []);
-    }
-
-    #[test]
-    fn a_machine_is_told_what_it_lacks() {
-        let gib = 1 << 30;
-        let well = Machine {
-            disk: Some((20 * gib, 100 * gib)),
-            ..Default::default()
-        };
-        assert_eq!(machine(&well), []);
-        let poor = Machine {
-            missing_programs: vec![("nft", "nftables")],
-            missing_features: vec![("tap devices", "CONFIG_TUN")],
-            disk: Some((9 * gib, 100 * gib)),
-            ..Default::default()
-        };
-        let remedies: Vec<String> = machine(&poor).into_iter().map(|f| f.remedy).collect();
-        assert!(remedies[0].contains("nftables") && remedies[1].contains("CONFIG_TUN"));
-        assert_eq!(remedies.len(), 3);
-    }
 }

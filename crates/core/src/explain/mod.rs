@@ -7,7 +7,7 @@ mod tests;
 
 use crate::lifecycle;
 use jiff::Timestamp;
-use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node, Pod};
+use k8s_openapi::api::core::v1::{ContainerStatus, Event, Node, Pod, PodCondition};
 use monopod_api::environment::{Environment, EnvironmentPhase, ImagePhase};
 use monopod_api::messages;
 use serde::Serialize;
@@ -54,8 +54,8 @@ pub fn explain(
         return deleted(end.0, environment, now);
     }
     match (bound_to, environment) {
-        (Some(name), _) => bound(pod, name, node, environment, events),
-        (None, Some(environment)) => on_its_way(environment, now),
+        (Some(name), _) => bound(pod, name, node, environment, events, now),
+        (None, Some(environment)) => on_its_way(pod, environment, now),
         (None, None) => waits(pod, now),
     }
 }
@@ -82,30 +82,36 @@ fn bound(
     node: Option<&Node>,
     environment: Option<&Environment>,
     events: &[Event],
+    now: Timestamp,
 ) -> Explanation {
     let status = pod.status.clone().unwrap_or_default();
     let containers = status.init_container_statuses.iter().flatten();
     let containers = containers.chain(status.container_statuses.iter().flatten());
-    let host = environment.map_or("of an unknown name", |e| e.spec.host.as_str());
-    let trouble = node::trouble(pod, name, node, host);
-    let mut because: Vec<String> = trouble.iter().flat_map(|t| t.because.clone()).collect();
-    because.extend(containers.filter_map(waiting));
+    let host = environment.map(|e| e.spec.host.as_str());
+    let mut because: Vec<String> = containers.filter_map(waiting).collect();
     because.extend(environment.iter().flat_map(|e| images(e)));
     if !is_ready(pod) {
         because.extend(last_warning(pod, name, events));
     }
-    let next = if let Some(trouble) = trouble {
-        trouble.next
-    } else if because.is_empty() {
-        "Nothing is in its way.".to_owned()
-    } else {
-        "What failed is tried again by itself; `kubectl describe pod` has its events, `kubectl logs --previous` the last words of a container that ended.".to_owned()
-    };
+    let mut next = Vec::new();
+    if !because.is_empty() {
+        next.push("What failed is tried again by itself; `kubectl describe pod` has its events, `kubectl logs --previous` the last words of a container that ended.".to_owned());
+    }
+    if let Some(trouble) = node::trouble(pod, name, node, host, now) {
+        because.splice(0..0, trouble.because);
+        next.insert(0, trouble.next);
+    }
+    if next.is_empty() {
+        next.push("Nothing is in its way.".to_owned());
+    }
     let phase = status.phase.as_deref().unwrap_or("Pending");
     Explanation {
-        state: format!("It is {phase} on node {name}, a VM on host {host}."),
+        state: format!(
+            "It is {phase} on node {name}, a VM on host {}.",
+            host.unwrap_or("that is not known")
+        ),
         because,
-        next,
+        next: next.join(" "),
     }
 }
 
@@ -175,7 +181,7 @@ fn images(environment: &Environment) -> Vec<String> {
         .collect()
 }
 
-fn on_its_way(environment: &Environment, now: Timestamp) -> Explanation {
+fn on_its_way(pod: &Pod, environment: &Environment, now: Timestamp) -> Explanation {
     let status = environment.status.clone().unwrap_or_default();
     let host = &environment.spec.host;
     let entered = status.phases.last().map(|last| last.time.0);
@@ -208,15 +214,28 @@ fn on_its_way(environment: &Environment, now: Timestamp) -> Explanation {
             "Its VM on host {host} is {:?} since {since:.0}.",
             status.phase
         ),
-        because: status
-            .message
+        because: tried(pod)
             .into_iter()
+            .chain(status.message)
             .chain(images(environment))
             .collect(),
         next: format!(
             "{next} What takes too long is taken back and tried again, on another host if there is one."
         ),
     }
+}
+
+/// Why it was said not to be scheduled.
+fn told(pod: &Pod) -> Option<&PodCondition> {
+    let status = pod.status.as_ref()?;
+    let mut conditions = status.conditions.iter().flatten();
+    conditions.find(|c| c.type_ == "PodScheduled" && c.status == "False")
+}
+
+/// How an attempt before this one ended.
+fn tried(pod: &Pod) -> Option<String> {
+    let message = told(pod)?.message.as_ref()?;
+    Some(format!("Before: {message}"))
 }
 
 fn waits(pod: &Pod, now: Timestamp) -> Explanation {
@@ -232,13 +251,7 @@ fn waits(pod: &Pod, now: Timestamp) -> Explanation {
             next: "Whoever set them has to remove them.".to_owned(),
         };
     }
-    let conditions = pod
-        .status
-        .iter()
-        .flat_map(|s| s.conditions.iter().flatten());
-    let told = conditions
-        .into_iter()
-        .find(|c| c.type_ == "PodScheduled" && c.status == "False");
+    let told = told(pod);
     let since = told
         .and_then(|c| c.last_transition_time.as_ref())
         .map_or(now, |time| time.0);

@@ -1,6 +1,6 @@
 //! What is said of a pod's node, and when the pod is evicted for it.
 
-use crate::taints::{evicted_after, evicting};
+use crate::taints::evictions;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Node, NodeCondition, Pod};
 
@@ -11,32 +11,37 @@ pub(super) struct Trouble {
 }
 
 /// What is wrong with the node of this name, if anything is. `host` is the machine that its VM is on.
-pub(super) fn trouble(pod: &Pod, name: &str, node: Option<&Node>, host: &str) -> Option<Trouble> {
+pub(super) fn trouble(
+    pod: &Pod,
+    name: &str,
+    node: Option<&Node>,
+    host: Option<&str>,
+    now: Timestamp,
+) -> Option<Trouble> {
+    let look = host.map_or_else(
+        || "It has no environment any more, so that it fails within seconds.".to_owned(),
+        |host| format!("`monopod status` shows whether host {host} is there."),
+    );
     let Some(node) = node else {
         return Some(Trouble {
-            because: vec![format!("Its node {name} is not there.")],
-            next: format!(
-                "The node makes itself again within a minute, if its VM runs: `monopod status` shows whether host {host} is there."
-            ),
+            because: vec![format!(
+                "Its node {name} is not there: Kubernetes deletes a pod that is on no node within the minute."
+            )],
+            next: format!("Its VM makes the node again within seconds, if it can. {look}"),
         });
     };
     let silence = silence(node);
-    let eviction = eviction(pod, node);
-    if silence.is_none() && eviction.is_none() {
-        return None;
-    }
-    let next = if silence.is_some() {
-        format!(
-            "Its node says that it is ready as soon as it can: `monopod status` shows whether host {host} is there. If the pod is evicted, its controller, if it has one, makes a new one."
-        )
-    } else {
-        format!(
-            "Who tainted the node can take that back: `kubectl describe node {name}` shows its taints. If the pod is evicted, its controller, if it has one, makes a new one."
-        )
+    let evictions = evictions_of(pod, node, now);
+    let next = match (&silence, evictions.is_empty()) {
+        (None, true) => return None,
+        (Some(_), _) => format!("Its node says that it is ready as soon as it can. {look}"),
+        (None, false) => format!(
+            "Who tainted the node can take that back: `kubectl describe node {name}` shows its taints."
+        ),
     };
     Some(Trouble {
-        because: silence.into_iter().chain(eviction).collect(),
-        next,
+        because: silence.into_iter().chain(evictions).collect(),
+        next: format!("{next} If it is evicted, its controller, if it has one, makes a new pod."),
     })
 }
 
@@ -76,24 +81,28 @@ fn silence(node: &Node) -> Option<String> {
     ))
 }
 
-/// When the pod is evicted for the taints of its node.
-fn eviction(pod: &Pod, node: &Node) -> Option<String> {
-    let taints = node.spec.as_ref()?.taints.as_deref().unwrap_or_default();
-    let tolerations = pod.spec.as_ref()?.tolerations.as_deref();
-    let after = evicted_after(tolerations.unwrap_or_default(), taints)?;
-    let since: Option<Timestamp> = evicting(taints)
-        .filter_map(|taint| taint.time_added.as_ref())
-        .map(|time| time.0)
-        .min();
-    let keys: Vec<&str> = evicting(taints).map(|taint| taint.key.as_str()).collect();
-    let keys = keys.join(", ");
-    let when = match since {
-        _ if after.is_zero() => "now".to_owned(),
-        // No calendar has what lies beyond.
-        Some(since) => format!("at {:.0}", since.checked_add(after).ok()?),
-        None => format!("{} s after it was", after.as_secs()),
-    };
-    Some(format!(
-        "Its node is tainted with {keys}: unless that ends before, the pod is evicted {when}."
-    ))
+/// When the pod is evicted for each taint of its node. That is about so: Kubernetes counts from when its controller saw
+/// the taint, or one before it that it has not taken back.
+fn evictions_of(pod: &Pod, node: &Node, now: Timestamp) -> Vec<String> {
+    let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_deref());
+    let tolerations = pod
+        .spec
+        .as_ref()
+        .and_then(|spec| spec.tolerations.as_deref());
+    evictions(tolerations.unwrap_or_default(), taints.unwrap_or_default())
+        .map(|(taint, after)| {
+            let since = taint.time_added.as_ref().map(|time| time.0);
+            let when = match since.map(|since| since.checked_add(after)) {
+                _ if after.is_zero() => "is evicted now".to_owned(),
+                Some(Ok(at)) if at <= now => "is evicted now".to_owned(),
+                Some(Ok(at)) => format!("is evicted at about {at:.0}, unless that ends before"),
+                // No time is known, or no calendar has it.
+                _unknown => format!(
+                    "is evicted {} s after it was, unless that ends before",
+                    after.as_secs()
+                ),
+            };
+            format!("Its node is tainted with {}: the pod {when}.", taint.key)
+        })
+        .collect()
 }

@@ -64,6 +64,11 @@ fn each_state_is_told() {
             Some(&booting),
             "host host-1 is Booting since 2026-01-01T00:00:00Z",
         ),
+        (
+            changed(&json!({"status": &waiting})),
+            Some(&booting),
+            "Before: no room",
+        ),
         (changed(&json!({})), Some(&leaving), "taken back"),
         (
             changed(&json!({"spec": {"schedulingGates": [{"name": "g"}]}})),
@@ -136,7 +141,8 @@ fn what_is_wrong_with_the_node_is_told() {
             explain(&pod, Some(&environment), Some(&node), &[], now);
         (because, next)
     };
-    let tainted = |key: &str, effect: &str| json!({"spec": {"taints": [{"key": key, "effect": effect, "timeAdded": "2026-01-01T00:00:50Z"}]}});
+    let at = |key: &str, effect: &str, time: &str| json!({"key": key, "effect": effect, "timeAdded": time});
+    let tainted = |key: &str, effect: &str| json!({"spec": {"taints": [at(key, effect, "2026-01-01T00:00:50Z")]}});
     let well = (Vec::new(), "Nothing is in its way.".to_owned());
     assert_eq!(told(&json!({})), well);
     assert_eq!(told(&tainted("ever", "NoExecute")), well);
@@ -149,7 +155,7 @@ fn what_is_wrong_with_the_node_is_told() {
         because,
         [
             "Its node is silent since 2026-01-01T00:00:45Z: stopped posting",
-            "Its node is tainted with unreachable: unless that ends before, the pod is evicted at 2026-01-01T00:05:50Z."
+            "Its node is tainted with unreachable: the pod is evicted at about 2026-01-01T00:05:50Z, unless that ends before."
         ]
     );
     assert!(next.contains("host host-1"), "{next}");
@@ -158,8 +164,24 @@ fn what_is_wrong_with_the_node_is_told() {
     assert!(because[0].ends_with("is evicted now."), "{because:?}");
     assert!(next.contains("kubectl describe node n"), "{next}");
 
+    // Each taint counts from its own time; one without a time, or whose end is past, from none.
+    let taints = json!([
+        at("ever", "NoExecute", "2025-12-31T00:00:00Z"), {"key": "unreachable", "effect": "NoExecute"},
+        at("unreachable", "NoExecute", "2025-12-31T00:00:00Z"), at("unreachable", "NoExecute", "9999-12-30T22:00:00Z"),
+    ]);
+    let (because, _) = told(&json!({"spec": {"taints": taints}}));
+    let when: Vec<&str> = because
+        .iter()
+        .filter_map(|line| Some(line.split_once("the pod is ")?.1))
+        .collect();
+    let after = "evicted 300 s after it was, unless that ends before.";
+    assert_eq!(when, [after, "evicted now.", after], "{because:?}");
+
     let (because, _) = told(&json!({"status": {"conditions": null}}));
     assert_eq!(because, ["Its node has not said that it is ready."]);
     let gone = explain(&pod, Some(&environment), None, &[], now).because;
-    assert_eq!(gone, ["Its node n is not there."]);
+    assert!(
+        gone[0].contains("deletes a pod that is on no node"),
+        "{gone:?}"
+    );
 }

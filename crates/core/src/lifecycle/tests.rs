@@ -9,6 +9,7 @@ use proptest::prelude::*;
 use serde_json::json;
 use std::collections::BTreeSet;
 
+mod limits;
 mod placing;
 
 /// Everything that there is, changed by the effects as the executor and the other parts would.

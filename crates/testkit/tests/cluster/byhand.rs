@@ -106,7 +106,7 @@ pub(crate) fn repaired(cluster: &Cluster) {
 
     ready_again(cluster, node);
     cluster.kubectl(&["taint", "node", node, &format!("{TAINT}=:NoExecute")]);
-    assert!(explained(cluster, &pod).contains("unless that ends before, the pod is evicted"));
+    assert!(explained(cluster, &pod).contains("the pod is evicted 10000 s after it was"));
     cluster.kubectl(&["taint", "node", node, &format!("{TAINT}-")]);
     assert!(explained(cluster, &pod).contains("Nothing is in its way"));
     unharmed(cluster, &pod);
