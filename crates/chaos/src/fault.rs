@@ -46,13 +46,19 @@ impl Fault {
     /// When it makes a difference.
     pub(crate) fn phases(self) -> &'static [Phase] {
         match self {
-            Self::Vm => &[Phase::Booting, Phase::Running, Phase::Ending],
+            Self::Vm => &[
+                Phase::Booting,
+                Phase::Joining,
+                Phase::Running,
+                Phase::Ending,
+            ],
             Self::VmFrozen => &[Phase::Booting, Phase::Joining, Phase::Running],
             Self::ApiServerFrozen | Self::HostCutOff => &[Phase::Running],
             Self::DiskFull => &[Phase::Created, Phase::Running],
             Self::Control | Self::ControlFrozen | Self::Host | Self::Etcd | Self::ApiServer => &[
                 Phase::Created,
                 Phase::Booting,
+                Phase::Joining,
                 Phase::Running,
                 Phase::Ending,
             ],

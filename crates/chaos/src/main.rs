@@ -11,6 +11,7 @@
 )]
 
 mod fault;
+mod inventory;
 mod scene;
 mod vm;
 

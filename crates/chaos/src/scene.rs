@@ -2,13 +2,15 @@
 //! to, and the pod that a fault meets.
 
 use crate::fault::{Fault, Phase};
+use crate::inventory;
 use crate::vm::{self, Stored};
 use anyhow::{Context, Result, bail, ensure};
 use monopod_testkit::{
     Cluster, Ended, Frozen, Machine, SECOND_CONTROL, Site, Switch, freeze, is_interrupted,
-    is_ready, kill, leftovers, number, part,
+    is_ready, kill, number, part,
 };
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::fmt;
 use std::time::{Duration, Instant};
 
@@ -56,6 +58,8 @@ pub(crate) struct Scene {
     cluster: Cluster,
     _switch: Switch,
     bystanders: Vec<Value>,
+    /// What there is of the bystanders.
+    before: BTreeSet<String>,
     tries: u32,
 }
 
@@ -79,6 +83,7 @@ impl Scene {
             cluster,
             _switch: switch,
             bystanders: Vec::new(),
+            before: BTreeSet::new(),
             tries: 0,
         };
         for (name, host) in BYSTANDERS.into_iter().zip(["host-1", SECOND]) {
@@ -94,6 +99,7 @@ impl Scene {
             .into_iter()
             .filter_map(|name| scene.pod(name))
             .collect();
+        scene.before = until("all is told", || scene.inventory())?;
         Ok(scene)
     }
 
@@ -128,17 +134,10 @@ impl Scene {
             outcome.lost.extend(self.judge(fault, phase, &created));
         }
         outcome.lost.extend(self.noticed());
-        let environment = environment.or_else(|| self.cluster.environment_of(&created));
-        self.cluster.try_kubectl(&[
-            "delete",
-            "pod",
-            TARGET,
-            "--ignore-not-found",
-            "--timeout=120s",
-        ]);
-        if let Some(environment) = environment {
-            outcome.left = self.left(&environment);
-        }
+        let delete = ["delete", "pod", TARGET, LATE, "--ignore-not-found"];
+        self.cluster
+            .try_kubectl(&[&delete[..], &["--timeout=120s"]].concat());
+        outcome.left = self.left();
         Ok(outcome)
     }
 
@@ -222,20 +221,7 @@ impl Scene {
         let ready = until("a pod that was made without room is Ready", || {
             self.pod(LATE).filter(is_ready)
         });
-        let environment = ready
-            .as_ref()
-            .ok()
-            .and_then(|pod| self.cluster.environment_of(pod));
-        self.cluster
-            .try_kubectl(&["delete", "pod", LATE, "--timeout=120s"]);
-        let mut harm = ready.err().map(|error| error.to_string());
-        if let Some(environment) = environment {
-            let left = self.left(&environment);
-            if !left.is_empty() {
-                harm = Some(format!("left of the pod {LATE}: {}", left.join(", ")));
-            }
-        }
-        harm
+        ready.err().map(|error| error.to_string())
     }
 
     /// The control process that acts, and whether it is the cluster's own.
@@ -251,10 +237,14 @@ impl Scene {
         let uid = &created["metadata"]["uid"];
         let reached = until("the pod is as it should be", || {
             let pod = self.pod(TARGET)?;
-            if fault == Fault::Vm && pod["status"]["phase"] == "Failed" {
-                return Some(pod);
-            }
-            Some(pod).filter(is_ready)
+            let has_failed = pod["status"]["phase"] == "Failed";
+            // Killed before or after the pod was bound, as it happened, unless it ran.
+            let as_it_should = match (fault, phase) {
+                (Fault::Vm, Phase::Running) => has_failed,
+                (Fault::Vm, _) => has_failed || is_ready(&pod),
+                _ => is_ready(&pod),
+            };
+            as_it_should.then_some(pod)
         });
         let pod = match reached {
             Ok(pod) => pod,
@@ -267,7 +257,6 @@ impl Scene {
             return Some("it is another pod".to_owned());
         }
         if fault == Fault::Vm && pod["status"]["phase"] == "Failed" {
-            // Killed before or after the pod was bound, as it happened; the reason must be true.
             let reason = pod["status"]["reason"].as_str().unwrap_or_default();
             return (reason != "EnvironmentLost").then(|| format!("failed with {reason:?}"));
         }
@@ -308,11 +297,19 @@ impl Scene {
         (!has_trouble).then_some(())
     }
 
-    fn left(&self, environment: &Value) -> Vec<String> {
-        let mut left = Vec::new();
-        let site = self.site(environment["spec"]["host"].as_str().unwrap_or_default());
+    fn inventory(&self) -> Option<BTreeSet<String>> {
+        inventory::take(
+            &self.cluster,
+            &["host-1", SECOND].map(|host| self.site(host)),
+        )
+    }
+
+    /// What stays of all pods but the bystanders.
+    fn left(&self) -> Vec<String> {
+        let mut left = vec!["what cannot be told".to_owned()];
         let none = until("nothing is left", || {
-            left = leftovers(&self.cluster, environment, &site);
+            let now = self.inventory()?;
+            left = now.difference(&self.before).cloned().collect();
             left.is_empty().then_some(())
         });
         if none.is_ok() { Vec::new() } else { left }

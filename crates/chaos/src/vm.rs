@@ -30,6 +30,15 @@ pub(crate) fn of(site: &Site, environment: &Value) -> Option<Stored> {
     stored(&site.data.join("host/vms").join(name))
 }
 
+/// The names of all VMs of a machine.
+pub(crate) fn ids(site: &Site) -> Vec<String> {
+    let directories = ["vms", "spare"].map(|kind| site.data.join("host").join(kind));
+    let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
+    entries
+        .filter_map(|entry| Some(stored(&entry.ok()?.path())?.id))
+        .collect()
+}
+
 /// Of the VMs that belong to no environment the one that was started last.
 pub(crate) fn started_last(site: &Site) -> Option<Stored> {
     let entries = std::fs::read_dir(site.data.join("host/spare")).ok()?;

@@ -194,6 +194,11 @@ impl Cluster {
         [4, 6].map(|port| self.base_port() + port)
     }
 
+    /// Ports on loopback at which the first and the second control process answer for admission.
+    pub(crate) fn webhook_ports(&self) -> [u16; 2] {
+        [5, 7].map(|port| self.base_port() + port)
+    }
+
     fn base_port(&self) -> u16 {
         24_000 + 10 * u16::from(self.number)
     }

@@ -30,6 +30,15 @@ pub(crate) fn takes_turns(cluster: &Cluster) {
     let (pid, restarts) = part(cluster, "control");
     let frozen = Frozen::new(pid);
     assert_eq!(takes_over(cluster, &first), SECOND_CONTROL);
+    // The second admits pods alone.
+    cluster.ask_control(1);
+    wait("the API server asks the second", COVERED, || {
+        let pod = shell_pod("turns", "of-the-second", "sleep 100000");
+        let output = cluster.try_apply(&pod);
+        output.success.then_some(()).ok_or(output.err)
+    });
+    cluster.wait_ready("turns", "of-the-second", START);
+    cluster.ask_control(0);
     drop(frozen);
     // The first serves the webhook again; the second acts.
     cluster.apply(&shell_pod("turns", "by-the-second", "sleep 100000"));

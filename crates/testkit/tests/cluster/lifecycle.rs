@@ -1,5 +1,5 @@
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, wait};
+use monopod_testkit::{Cluster, is_ready, kill, wait};
 use serde_json::{Value, json};
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
@@ -205,7 +205,10 @@ pub(crate) fn kill_vm(cluster: &Cluster, environment: &Value) {
 
 pub(crate) fn vm_dies(cluster: &Cluster) {
     namespace(cluster, "dies");
-    cluster.apply(&shell_pod("dies", "victim", "echo last words; sleep 1000"));
+    let mut victim = shell_pod("dies", "victim", "echo last words; sleep 1000");
+    victim["metadata"]["labels"] = json!({"app": "victim"});
+    cluster.apply(&victim);
+    victim["spec"]["restartPolicy"] = json!("Always");
     let pod = cluster.wait_ready("dies", "victim", START);
     let environment = cluster.environment_of(&pod).expect("an environment");
     let name = environment["metadata"]["name"].as_str().expect("a name");
@@ -213,6 +216,19 @@ pub(crate) fn vm_dies(cluster: &Cluster) {
     wait("its log is archived", Duration::from_secs(20), || {
         let text = std::fs::read_to_string(&archive).map_err(|error| error.to_string())?;
         text.contains("last words").then_some(()).ok_or(text)
+    });
+    // It takes the pod for its own.
+    cluster.apply(&json!({
+        "apiVersion": "apps/v1", "kind": "ReplicaSet", "metadata": {"name": "keeper", "namespace": "dies"},
+        "spec": {
+            "replicas": 1, "selector": {"matchLabels": {"app": "victim"}},
+            "template": {"metadata": {"labels": {"app": "victim"}}, "spec": victim["spec"]},
+        },
+    }));
+    wait("a controller has the pod", Duration::from_secs(20), || {
+        let pod = cluster.get("dies", "pod", "victim").ok_or("it is gone")?;
+        let owner = pod["metadata"]["ownerReferences"].to_string();
+        owner.contains("keeper").then_some(()).ok_or(owner)
     });
     kill_vm(cluster, &environment);
     let failed = cluster.wait_phase("dies", "victim", "Failed", Duration::from_secs(30));
@@ -237,6 +253,15 @@ pub(crate) fn vm_dies(cluster: &Cluster) {
         crate::logs::read(cluster, "dies", &["victim"]),
         "last words\n"
     );
+    wait("its controller has replaced it", START, || {
+        let pods = cluster.list("dies", "pods");
+        let replaced = pods
+            .iter()
+            .any(|pod| is_ready(pod) && pod["metadata"]["name"] != "victim");
+        replaced
+            .then_some(())
+            .ok_or_else(|| json!(pods).to_string())
+    });
     cluster.kubectl(&["delete", "pod", "-n", "dies", "victim"]);
     gone(cluster, &environment, GONE);
     cluster.kubectl(&["delete", "namespace", "dies", "--wait=false"]);

@@ -3,6 +3,7 @@
 mod admission;
 mod apps;
 mod byhand;
+mod causes;
 mod control;
 mod dns;
 mod doctor;
@@ -113,6 +114,7 @@ const CHECKS: &[Check] = &[
         doctor::doctor,
     ),
     ("doctor::a_pod_that_waits_is_told_why", doctor::waiting),
+    ("causes::a_pod_starts_by_itself_once_it_can", causes::go),
     ("trace::each_step_of_a_start_is_kept", trace::start),
     (
         "metrics::alerts_are_about_what_is_exported",
