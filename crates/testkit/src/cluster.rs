@@ -195,7 +195,7 @@ impl Cluster {
     }
 
     /// Ports on loopback at which the first and the second control process answer for admission.
-    pub(crate) fn webhook_ports(&self) -> [u16; 2] {
+    pub fn webhook_ports(&self) -> [u16; 2] {
         [5, 7].map(|port| self.base_port() + port)
     }
 

@@ -334,3 +334,36 @@ pub(crate) fn guest(cluster: &Cluster) {
     cluster.kubectl(&["delete", "csr", "renewed-by-guest"]);
     cluster.kubectl(&["delete", "namespace", "guest", "--wait=false"]);
 }
+
+/// A client that says who it is, or does not; prints what came of it.
+const ASK: &str = r#"
+import os, socket, ssl
+context = ssl._create_unverified_context()
+if "CERTIFICATE" in os.environ:
+    context.load_cert_chain(os.environ["CERTIFICATE"], os.environ["KEY"])
+try:
+    with socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), timeout=10) as plain:
+        with context.wrap_socket(plain) as client:
+            client.sendall(b"POST /mutate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
+            print("answered", client.recv(12))
+except ssl.SSLError as error:
+    print("refused", error.reason)
+"#;
+
+/// Neither nobody nor another of the cluster is answered where the API server asks.
+pub(crate) fn webhook(cluster: &Cluster) {
+    let port = ("PORT".to_owned(), cluster.webhook_ports()[0].to_string());
+    let file = |name: &str| cluster.data().join("pki").join(name).display().to_string();
+    let of = |name: &str| -> String {
+        let pair = [("CERTIFICATE", "crt"), ("KEY", "key")];
+        let pair =
+            pair.map(|(variable, end)| (variable.to_owned(), file(&format!("{name}.{end}"))));
+        cluster.python_with_sdk(ASK, &[&pair[..], std::slice::from_ref(&port)].concat())
+    };
+    let known = of("apiserver-webhook");
+    assert!(known.starts_with("answered"), "{known}");
+    let nobody = cluster.python_with_sdk(ASK, std::slice::from_ref(&port));
+    for told in [nobody, of("admin"), of("host"), of("apiserver-kubelet")] {
+        assert!(told.starts_with("refused"), "{told}");
+    }
+}

@@ -165,6 +165,10 @@ const CHECKS: &[Check] = &[
         registry::role,
     ),
     (
+        "identity::only_the_api_server_may_ask_the_webhook",
+        identity::webhook,
+    ),
+    (
         "identity::a_second_pod_on_a_node_never_runs",
         identity::second_pod,
     ),
