@@ -7,7 +7,7 @@ use std::net::Ipv4Addr;
 use std::path::Path;
 use std::process::Command;
 
-/// Of the addresses of pods, and of services, which stay.
+/// Of the addresses of pods, and of what stays.
 const NETWORK: &str = "10.";
 
 /// What a cluster has of pods on these machines; none if that cannot be told now.
@@ -66,7 +66,7 @@ fn files(site: &Site) -> BTreeSet<String> {
         .collect()
 }
 
-/// Interfaces, and the pods' addresses in routes and rules.
+/// Interfaces, and the pods' addresses in routes and in our rules; kube-proxy makes its own when it likes.
 fn network(site: &Site) -> Option<BTreeSet<String>> {
     let inside = |arguments: &[&str]| {
         let namespace = format!("--net=/run/netns/{}-vpc", site.name);
@@ -82,7 +82,7 @@ fn network(site: &Site) -> Option<BTreeSet<String>> {
     for (what, arguments) in [
         ("addresses", &["ip", "address", "show", "dev", "lo"][..]),
         ("routes", &["ip", "route"]),
-        ("rules", &["nft", "list", "ruleset"]),
+        ("rules", &["nft", "list", "table", "inet", "monopod"]),
     ] {
         let text = inside(arguments)?;
         let words = text.split(|c: char| c != '.' && !c.is_ascii_digit());

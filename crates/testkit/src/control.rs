@@ -1,8 +1,6 @@
 //! A second control process, which the cluster does not start by itself, and the one that acts.
 
 use crate::{Cluster, Ended};
-use monopod_api::labels::WEBHOOK;
-use serde_json::json;
 
 /// Its name in the election.
 pub const SECOND_CONTROL: &str = "second";
@@ -20,26 +18,6 @@ impl Cluster {
             &format!("--webhook-address=127.0.0.1:{}", self.webhook_ports()[1]),
             "--admin-address=127.0.0.1:0",
         ]))
-    }
-
-    /// Lets the API server ask the first or the second control process about new pods.
-    ///
-    /// # Panics
-    /// If the configuration cannot be changed.
-    #[track_caller]
-    pub fn ask_control(&self, number: usize) {
-        let url = format!("https://127.0.0.1:{}/mutate", self.webhook_ports()[number]);
-        let replace = [0, 1].map(|entry| json!({"op": "replace", "path": format!("/webhooks/{entry}/clientConfig/url"), "value": url}));
-        let patch = json!(replace).to_string();
-        let arguments = [
-            "patch",
-            "mutatingwebhookconfiguration",
-            WEBHOOK,
-            "--type=json",
-            "-p",
-            &patch,
-        ];
-        self.kubectl(&arguments);
     }
 
     /// The name of the control process that acts; empty if none does.

@@ -87,8 +87,7 @@ fn unharmed(cluster: &Cluster, before: &Value) {
 pub(crate) fn repaired(cluster: &Cluster) {
     namespace(cluster, "repaired");
     let mut steady = shell_pod("repaired", "steady", "sleep 100000");
-    steady["spec"]["tolerations"] =
-        json!([{"key": TAINT, "operator": "Exists", "tolerationSeconds": 10_000}]);
+    steady["spec"]["tolerations"] = json!([{"key": TAINT, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10_000}]);
     cluster.apply(&steady);
     let pod = cluster.wait_ready("repaired", "steady", START);
     let environment = cluster.environment_of(&pod).expect("an environment");
@@ -106,9 +105,19 @@ pub(crate) fn repaired(cluster: &Cluster) {
 
     ready_again(cluster, node);
     cluster.kubectl(&["taint", "node", node, &format!("{TAINT}=:NoExecute")]);
-    assert!(explained(cluster, &pod).contains("the pod is evicted 10000 s after it was"));
+    let told = explained(cluster, &pod);
+    assert!(
+        told.contains("the pod is evicted 10000 s after it was"),
+        "{told}"
+    );
     cluster.kubectl(&["taint", "node", node, &format!("{TAINT}-")]);
-    assert!(explained(cluster, &pod).contains("Nothing is in its way"));
+    // What Kubernetes put there for its silence goes some seconds later.
+    wait("nothing is in its way", AGAIN, || {
+        let told = explained(cluster, &pod);
+        told.contains("Nothing is in its way")
+            .then_some(())
+            .ok_or(told)
+    });
     unharmed(cluster, &pod);
 
     // An address in use stays taken.

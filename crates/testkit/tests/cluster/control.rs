@@ -1,8 +1,10 @@
 //! Two control processes: both serve, one acts.
 
+use crate::identity::ask_webhook;
 use crate::lifecycle::part;
 use crate::{START, namespace, shell_pod};
 use monopod_testkit::{Cluster, Frozen, SECOND_CONTROL, kill, wait};
+use serde_json::json;
 use std::time::Duration;
 
 /// What is promised: the loss of the one that acts is covered within this time.
@@ -30,15 +32,21 @@ pub(crate) fn takes_turns(cluster: &Cluster) {
     let (pid, restarts) = part(cluster, "control");
     let frozen = Frozen::new(pid);
     assert_eq!(takes_over(cluster, &first), SECOND_CONTROL);
-    // The second admits pods alone.
-    cluster.ask_control(1);
-    wait("the API server asks the second", COVERED, || {
-        let pod = shell_pod("turns", "of-the-second", "sleep 100000");
-        let output = cluster.try_apply(&pod);
-        output.success.then_some(()).ok_or(output.err)
+    // The second answers for admission too, alone.
+    let review = json!({
+        "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+        "request": {
+            "uid": "1", "operation": "CREATE", "namespace": "turns", "dryRun": true,
+            "kind": {"group": "", "version": "v1", "kind": "Pod"},
+            "resource": {"group": "", "version": "v1", "resource": "pods"},
+            "userInfo": {}, "object": shell_pod("turns", "asked", "true"),
+        },
     });
-    cluster.wait_ready("turns", "of-the-second", START);
-    cluster.ask_control(0);
+    let answer = ask_webhook(cluster, 1, Some("apiserver-webhook"), &review);
+    assert!(
+        answer.contains(r#""allowed":true"#) && answer.contains("patch"),
+        "{answer}"
+    );
     drop(frozen);
     // The first serves the webhook again; the second acts.
     cluster.apply(&shell_pod("turns", "by-the-second", "sleep 100000"));

@@ -337,33 +337,53 @@ pub(crate) fn guest(cluster: &Cluster) {
 
 /// A client that says who it is, or does not; prints what came of it.
 const ASK: &str = r#"
-import os, socket, ssl
+import http.client, os, ssl
 context = ssl._create_unverified_context()
 if "CERTIFICATE" in os.environ:
     context.load_cert_chain(os.environ["CERTIFICATE"], os.environ["KEY"])
 try:
-    with socket.create_connection(("127.0.0.1", int(os.environ["PORT"])), timeout=10) as plain:
-        with context.wrap_socket(plain) as client:
-            client.sendall(b"POST /mutate HTTP/1.1\r\nHost: localhost\r\nContent-Length: 0\r\n\r\n")
-            print("answered", client.recv(12))
+    client = http.client.HTTPSConnection("127.0.0.1", int(os.environ["PORT"]), timeout=10, context=context)
+    client.request("POST", "/mutate", os.environ["REVIEW"], {"Content-Type": "application/json"})
+    print("answered", client.getresponse().read().decode())
 except ssl.SSLError as error:
     print("refused", error.reason)
 "#;
 
+/// What the first or second control process answers to a client that has a certificate, or none.
+pub(crate) fn ask_webhook(
+    cluster: &Cluster,
+    control: usize,
+    client: Option<&str>,
+    review: &Value,
+) -> String {
+    let mut variables = vec![
+        ("PORT", cluster.webhook_ports()[control].to_string()),
+        ("REVIEW", review.to_string()),
+    ];
+    if let Some(client) = client {
+        let file = |end: &str| {
+            cluster
+                .data()
+                .join(format!("pki/{client}.{end}"))
+                .display()
+                .to_string()
+        };
+        variables.extend([("CERTIFICATE", file("crt")), ("KEY", file("key"))]);
+    }
+    let variables: Vec<_> = variables
+        .into_iter()
+        .map(|(name, value)| (name.to_owned(), value))
+        .collect();
+    cluster.python_with_sdk(ASK, &variables)
+}
+
 /// Neither nobody nor another of the cluster is answered where the API server asks.
 pub(crate) fn webhook(cluster: &Cluster) {
-    let port = ("PORT".to_owned(), cluster.webhook_ports()[0].to_string());
-    let file = |name: &str| cluster.data().join("pki").join(name).display().to_string();
-    let of = |name: &str| -> String {
-        let pair = [("CERTIFICATE", "crt"), ("KEY", "key")];
-        let pair =
-            pair.map(|(variable, end)| (variable.to_owned(), file(&format!("{name}.{end}"))));
-        cluster.python_with_sdk(ASK, &[&pair[..], std::slice::from_ref(&port)].concat())
-    };
-    let known = of("apiserver-webhook");
+    let told = |client| ask_webhook(cluster, 0, client, &json!({}));
+    let known = told(Some("apiserver-webhook"));
     assert!(known.starts_with("answered"), "{known}");
-    let nobody = cluster.python_with_sdk(ASK, std::slice::from_ref(&port));
-    for told in [nobody, of("admin"), of("host"), of("apiserver-kubelet")] {
-        assert!(told.starts_with("refused"), "{told}");
+    for client in [None, Some("admin"), Some("host"), Some("apiserver-kubelet")] {
+        let told = told(client);
+        assert!(told.starts_with("refused"), "{client:?}: {told}");
     }
 }
