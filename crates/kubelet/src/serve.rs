@@ -9,6 +9,7 @@ use hyper::body::{Frame, Incoming};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
+use socket2::{SockFilter, SockRef};
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Duration;
@@ -25,6 +26,10 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections served at once. The API server has one for each session and some to spare.
 const CONNECTIONS: usize = 256;
+/// How long a connection that began may take to get to its first request, once nobody else comes.
+const ARRIVAL: Duration = Duration::from_secs(2);
+/// A handshake of TCP within one machine that was under way when the door was closed.
+const ROUND_TRIP: Duration = Duration::from_millis(100);
 /// Pause after a connection that was not accepted.
 const PAUSE: Duration = Duration::from_millis(100);
 
@@ -37,6 +42,16 @@ pub type Body = UnsyncBoxBody<Bytes, Infallible>;
 pub struct Connections {
     ending: CancellationToken,
     open: TaskTracker,
+    door: Door,
+}
+
+/// Who comes in.
+#[derive(Clone, Debug, Default)]
+struct Door {
+    closing: CancellationToken,
+    closed: CancellationToken,
+    /// Connections without a request yet, whosever they are.
+    arriving: TaskTracker,
 }
 
 impl Connections {
@@ -55,6 +70,23 @@ impl Connections {
         let _in_time = tokio::time::timeout(limit, self.open.wait()).await.is_ok();
         self.open.len()
     }
+
+    /// As `end`, for a server whose address another takes soon. Who comes late is not answered and
+    /// not refused, but tries again by itself, as TCP does, until the other is there.
+    pub async fn hand_over(&self, limit: Duration) -> usize {
+        // Until then, newcomers need not wait.
+        self.end(limit).await;
+        self.door.closing.cancel();
+        self.door.arriving.close();
+        let settled = async {
+            self.door.closed.cancelled().await;
+            self.door.arriving.wait().await;
+        };
+        if tokio::time::timeout(ARRIVAL, settled).await.is_err() {
+            tracing::debug!("some that came last have not asked anything");
+        }
+        self.end(limit).await
+    }
 }
 
 /// Serves connections until it is dropped, and they with it. Each uses the newest certificates.
@@ -69,34 +101,90 @@ pub async fn accept<F, A>(
     F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
     A: Future<Output = Response<Body>> + Send + 'static,
 {
-    let slots = Arc::new(Semaphore::new(CONNECTIONS));
-    let mut tasks = JoinSet::new();
-    loop {
-        let Ok(slot) = Arc::clone(&slots).acquire_owned().await else {
-            return;
-        };
-        match listener.accept().await {
-            Ok((stream, _)) => {
-                let config = Arc::clone(&configs.borrow());
-                let (connections, answer) = (connections.clone(), answer.clone());
-                tasks.spawn(async move {
-                    serve(stream, config, connections, answer).await;
-                    drop(slot);
-                });
-            }
-            Err(error) => {
-                tracing::warn!(%error, "a connection was not accepted");
-                tokio::time::sleep(PAUSE).await;
-            }
-        }
-        while tasks.try_join_next().is_some() {}
+    let door = connections.door.clone();
+    let mut reception = Reception {
+        slots: Arc::new(Semaphore::new(CONNECTIONS)),
+        tasks: JoinSet::new(),
+        listener,
+        configs,
+        connections,
+        answer,
+    };
+    tokio::select! {
+        () = reception.receive() => return,
+        () = door.closing.cancelled() => {}
     }
+    if let Err(error) = drop_newcomers(&reception.listener) {
+        tracing::warn!(%error, "connections still come in");
+    }
+    // Those who were half in.
+    let _always = tokio::time::timeout(ROUND_TRIP, reception.receive()).await;
+    door.closed.cancel();
+    // Whoever is served already still is.
+    std::future::pending::<()>().await;
+}
+
+struct Reception<F> {
+    slots: Arc<Semaphore>,
+    tasks: JoinSet<()>,
+    listener: TcpListener,
+    configs: watch::Receiver<Arc<ServerConfig>>,
+    connections: Connections,
+    answer: F,
+}
+
+impl<F, A> Reception<F>
+where
+    F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
+    A: Future<Output = Response<Body>> + Send + 'static,
+{
+    async fn receive(&mut self) {
+        loop {
+            let Ok(slot) = Arc::clone(&self.slots).acquire_owned().await else {
+                return;
+            };
+            match self.listener.accept().await {
+                Ok((stream, _)) => {
+                    let config = Arc::clone(&self.configs.borrow());
+                    let (connections, answer) = (self.connections.clone(), self.answer.clone());
+                    let arriving = connections.door.arriving.token();
+                    self.tasks.spawn(async move {
+                        serve(stream, config, connections, arriving, answer).await;
+                        drop(slot);
+                    });
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "a connection was not accepted");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            while self.tasks.try_join_next().is_some() {}
+        }
+    }
+}
+
+/// From now on the system drops the packet with which a connection begins, without a word.
+fn drop_newcomers(listener: &TcpListener) -> std::io::Result<()> {
+    // A filter sees TCP's header; its byte 13 has the flags SYN (2) and ACK (16): RFC 9293, 3.1.
+    // The instructions are classic BPF's: linux/bpf_common.h.
+    const LOAD_BYTE: u16 = 0x30;
+    const AND: u16 = 0x54;
+    const JUMP_IF_EQUAL: u16 = 0x15;
+    const KEEP_BYTES: u16 = 0x06;
+    SockRef::from(listener).attach_filter(&[
+        SockFilter::new(LOAD_BYTE, 0, 0, 13),
+        SockFilter::new(AND, 0, 0, 2 | 16),
+        SockFilter::new(JUMP_IF_EQUAL, 0, 1, 2),
+        SockFilter::new(KEEP_BYTES, 0, 0, 0),
+        SockFilter::new(KEEP_BYTES, 0, 0, u32::MAX),
+    ])
 }
 
 async fn serve<F, A>(
     stream: TcpStream,
     config: Arc<ServerConfig>,
     connections: Connections,
+    arriving: TaskTrackerToken,
     answer: F,
 ) where
     F: Fn(Request<Incoming>) -> A + Clone + Send + Sync + 'static,
@@ -139,7 +227,7 @@ async fn serve<F, A>(
     let (served, ending) = tokio::select! {
         served = &mut connection => (served, false),
         // Who comes late is answered as well.
-        () = async { asked.wait().await; connections.ending.cancelled().await } => {
+        () = async { asked.wait().await; drop(arriving); connections.ending.cancelled().await } => {
             Pin::new(&mut connection).graceful_shutdown();
             ((&mut connection).await, true)
         }

@@ -376,7 +376,8 @@ impl PodTask {
         self.writer.flush().await;
         match cause {
             Cause::Deleted => {
-                self.end_answers(LAST_ANSWERS_OF_DELETED).await;
+                let ending = self.tools.shared.connections.end(LAST_ANSWERS_OF_DELETED);
+                answers_ended(ending.await);
                 delete(&self.tools.cluster, &self.pod).await;
             }
             Cause::Completed | Cause::DeadlineExceeded => {}
@@ -394,23 +395,23 @@ impl PodTask {
         }
     }
 
-    async fn end_answers(&self, limit: Duration) {
-        let open = self.tools.shared.connections.end(limit).await;
-        if open > 0 {
-            tracing::info!(open, "clients have not taken all that they asked for");
-        }
-    }
-
     /// The host gets what it lacks of the logs, and then the node's address: from then on the node
     /// is not reached any more. Bounded, as the pod has ended.
     async fn hand_over_logs(&self) {
         if !self.tools.shipper.finish().await {
             tracing::warn!("the host did not take all logs");
         }
-        self.end_answers(LAST_ANSWERS).await;
+        let ending = self.tools.shared.connections.hand_over(LAST_ANSWERS);
+        answers_ended(ending.await);
         if let Err(error) = self.tools.metadata.logs_complete().await {
             tracing::warn!(%error, "the host does not answer for the logs yet");
         }
+    }
+}
+
+fn answers_ended(open: usize) {
+    if open > 0 {
+        tracing::info!(open, "clients have not taken all that they asked for");
     }
 }
 

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::net::TcpStream;
 use tokio::sync::broadcast;
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 struct Authority {
@@ -90,6 +91,19 @@ impl Scene {
         client: Option<(String, String)>,
         path: &str,
     ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), String> {
+        self.begin_on(self.connect().await, client, path).await
+    }
+
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(("127.0.0.1", self.port)).await.unwrap()
+    }
+
+    async fn begin_on(
+        &self,
+        stream: TcpStream,
+        client: Option<(String, String)>,
+        path: &str,
+    ) -> Result<(Response<Incoming>, SendRequest<Full<Bytes>>), String> {
         let mut roots = RootCertStore::empty();
         roots
             .add(CertificateDer::from_pem_slice(self.authority.pem.as_bytes()).unwrap())
@@ -108,7 +122,6 @@ impl Scene {
                 )
                 .unwrap(),
         };
-        let stream = TcpStream::connect(("127.0.0.1", self.port)).await.unwrap();
         let stream = TlsConnector::from(Arc::new(config))
             .connect(ServerName::try_from("127.0.0.1").unwrap(), stream)
             .await
@@ -247,6 +260,22 @@ async fn the_end_waits_for_clients_that_still_read_but_not_for_ever() {
         scene.ask_as(API_SERVER, path).await.1.len(),
         said.len(),
         "who comes late is answered, too"
+    );
+    // Nor is one cut off who has only come in when the address is handed over.
+    let arrived = scene.connect().await;
+    let (open, late) = tokio::join!(connections.hand_over(Duration::from_secs(30)), async {
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let (reader, _kept) = scene.begin_on(arrived, Some(api_server()), path).await?;
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        Ok::<_, String>(reader.into_body().collect().await.unwrap().to_bytes())
+    });
+    assert_eq!(late.unwrap(), said);
+    assert_eq!(open, 0, "it was waited for, too");
+    assert!(
+        timeout(Duration::from_millis(500), scene.connect())
+            .await
+            .is_err(),
+        "who comes now is neither let in nor refused"
     );
 }
 
