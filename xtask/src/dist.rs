@@ -148,6 +148,7 @@ fn kubernetes(dist: &Path) -> Result<()> {
         |name: &str| std::fs::read(module.join(name)).with_context(|| format!("kubernetes/{name}"));
     let inputs = [
         read("main.go")?,
+        read("node.go")?,
         read("go.mod")?,
         read("go.sum")?,
         read("VERSION")?,

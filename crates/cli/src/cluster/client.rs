@@ -13,6 +13,9 @@ use std::fs;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+/// What tells kube-proxy of a node (`kubernetes/node.go`).
+const NODE_PLUGIN: &str = "monopod-host-node";
+
 /// Writes the kubeconfigs of all users that this machine has.
 pub fn write_kubeconfigs(layout: &Layout, settings: &Settings) -> anyhow::Result<()> {
     let users = match settings.joined {
@@ -25,8 +28,21 @@ pub fn write_kubeconfigs(layout: &Layout, settings: &Settings) -> anyhow::Result
     for name in users {
         write_kubeconfig(layout, &name, &settings.server(), &name)?;
     }
-    // It is the host's own, and asks from within the VPC.
-    write_kubeconfig(layout, "kube-proxy", &settings.api_url(), HOST)
+    write_kubeconfig_of_proxy(layout, settings)
+}
+
+/// The host's own, for kube-proxy, which asks from within the VPC, and is told of a node by its program.
+fn write_kubeconfig_of_proxy(layout: &Layout, settings: &Settings) -> anyhow::Result<()> {
+    let (certificate, key) = pki::files(&layout.pki(), HOST);
+    let user = json!({
+        "client-certificate": certificate, "client-key": key,
+        "auth-provider": {"name": NODE_PLUGIN, "config": {"zone": settings.zone}},
+    });
+    let config = kubeconfig(layout, &settings.api_url(), HOST, &user)?;
+    write(
+        &layout.kubeconfig("kube-proxy"),
+        &serde_json::to_vec_pretty(&config)?,
+    )
 }
 
 fn write_kubeconfig(layout: &Layout, file: &str, server: &str, user: &str) -> anyhow::Result<()> {

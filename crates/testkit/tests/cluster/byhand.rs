@@ -19,7 +19,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 }
 
 /// Runs a program in the VPC's namespace.
-fn in_vpc(cluster: &Cluster, arguments: &[&str]) -> String {
+pub(crate) fn in_vpc(cluster: &Cluster, arguments: &[&str]) -> String {
     let namespace = format!("--net=/run/netns/{}-vpc", cluster.name());
     let output = Command::new("nsenter")
         .arg(namespace)

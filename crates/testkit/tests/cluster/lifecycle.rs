@@ -1,3 +1,4 @@
+use crate::byhand::in_vpc;
 use crate::{START, event_messages, namespace, shell_pod};
 use monopod_testkit::{Cluster, is_ready, kill, wait};
 use serde_json::{Value, json};
@@ -274,6 +275,7 @@ pub(crate) fn host_restarts(cluster: &Cluster) {
     let (pid, restarts) = part(cluster, "host");
     kill(pid);
     restarted(cluster, "host", restarts);
+    follows_services(cluster);
     let answered = cluster.kubectl(&["exec", "-n", "adopted", "steady", "--", "echo", "alive"]);
     assert_eq!(answered, "alive\n");
     let after = cluster.wait_ready("adopted", "steady", START);
@@ -284,6 +286,24 @@ pub(crate) fn host_restarts(cluster: &Cluster) {
     cluster.kubectl(&["delete", "pod", "-n", "adopted", "steady"]);
     gone(cluster, &environment, GONE);
     cluster.kubectl(&["delete", "namespace", "adopted", "--wait=false"]);
+}
+
+/// kube-proxy, which was started again, knows a new service soon: by itself it would first wait for a
+/// Node for half a minute.
+fn follows_services(cluster: &Cluster) {
+    cluster.apply(&json!({
+        "apiVersion": "v1", "kind": "Service", "metadata": {"name": "new", "namespace": "adopted"},
+        "spec": {"ports": [{"port": 80}]},
+    }));
+    let service = cluster.get("adopted", "service", "new").expect("there");
+    let address = service["spec"]["clusterIP"].as_str().expect("an address");
+    wait("the service has rules", Duration::from_secs(20), || {
+        let rules = in_vpc(cluster, &["nft", "list", "table", "ip", "kube-proxy"]);
+        rules
+            .contains(address)
+            .then_some(())
+            .ok_or_else(|| address.to_owned())
+    });
 }
 
 /// As it is done for an upgrade.

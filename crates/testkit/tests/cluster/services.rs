@@ -7,8 +7,6 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 const NAMESPACE: &str = "services";
-/// kube-proxy waits thirty seconds for a Node of its own before it begins, and a machine has none.
-const PROXY_BEGINS: Duration = Duration::from_mins(1);
 
 /// Asks a URL some times and prints each answer, or the error's class.
 fn ask(url: &str, times: u32) -> String {
@@ -73,7 +71,7 @@ pub(crate) fn cluster_ip(cluster: &Cluster) {
         let printed = python(cluster, NAMESPACE, pod, &ask(&url, times));
         printed.lines().map(str::to_owned).collect()
     };
-    wait("the service answers", PROXY_BEGINS, || {
+    wait("the service answers", Duration::from_mins(1), || {
         let answers = ask_service("client", "plain", 1);
         if servers.contains(&answers[0]) {
             Ok(())

@@ -189,8 +189,7 @@ fn one_vpc(cluster: &Cluster) {
             fetch(cluster, from, &format!("{address} 8080")).expect("reached by its address");
         assert!(answer.contains(&format!("from {to}")), "{answer}");
         let service = cluster.service_address("default", to);
-        // kube-proxy of a new machine waits half a minute for a Node of its own.
-        wait("reached by its service", Duration::from_secs(90), || {
+        wait("reached by its service", Duration::from_mins(1), || {
             fetch(cluster, from, &format!("{service} 80"))
         });
     }
