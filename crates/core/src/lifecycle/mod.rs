@@ -42,6 +42,7 @@ use monopod_api::network::NetworkInterface;
 use monopod_api::profile::PodExecutionRoleSpec;
 use monopod_api::{labels, names};
 use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 /// How long a VM may take from its request to its Ready node.
 pub const PROVISIONING_LIMIT: SignedDuration = SignedDuration::from_secs(180);
@@ -77,6 +78,8 @@ pub struct Attempts {
     pub next: Timestamp,
     /// The host of the last one; another is preferred.
     pub host: String,
+    /// The address of the last one; in the same zone another subnet is preferred.
+    pub address: Option<Ipv4Addr>,
     /// Why it failed.
     pub failure: Failure,
 }

@@ -137,7 +137,8 @@ fn request(
     let held = observed
         .interface
         .filter(|interface| is_usable(interface, &environment_name));
-    let free = free(&subnets, world.network, seed);
+    let last = observed.attempts.and_then(|attempts| attempts.address);
+    let free = free(&subnets, last, world.network, seed);
     let zones = subnets.iter().map(|(_, subnet)| subnet.zone.as_str());
     let zones: BTreeMap<&str, bool> = zones.map(|zone| (zone, free.contains_key(zone))).collect();
     let wanted = Request {
@@ -271,18 +272,23 @@ fn required(spec: &PodSpec, profile: &FargateProfileSpec) -> Result<Requirement,
     })
 }
 
-/// In each zone the first subnet with a free address, and one of these.
+/// In each zone the first subnet with a free address, and one of these; the subnet of an address with
+/// which an attempt failed comes last.
 fn free<'a>(
     subnets: &[(&'a str, &'a Subnet)],
+    failed: Option<Ipv4Addr>,
     network: &Network,
     seed: u64,
 ) -> BTreeMap<&'a str, (&'a str, Ipv4Addr)> {
+    let has_failed = |subnet: &Subnet| failed.is_some_and(|address| subnet.cidr.contains(&address));
+    let mut subnets = subnets.to_vec();
+    subnets.sort_by_key(|(_, subnet)| has_failed(subnet));
     let mut free = BTreeMap::new();
     for (name, subnet) in subnets {
         if !free.contains_key(subnet.zone.as_str())
             && let Some(address) = addresses::choose(subnet.cidr, &network.taken, seed)
         {
-            free.insert(subnet.zone.as_str(), (*name, address));
+            free.insert(subnet.zone.as_str(), (name, address));
         }
     }
     free

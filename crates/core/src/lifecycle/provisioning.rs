@@ -136,6 +136,7 @@ fn give_up(
             failures,
             next,
             host: environment.spec.host.clone(),
+            address: environment.spec.address.parse().ok(),
             failure,
         }),
         Effect::Explain {

@@ -380,9 +380,7 @@ fn reasons_to_wait_are_said_once_and_end_by_themselves() {
         (
             "no free IP address in subnet private-a (10.0.1.0/24)",
             |c| {
-                c.network.taken = (0..=255)
-                    .map(|n| std::net::Ipv4Addr::new(10, 0, 1, n))
-                    .collect();
+                c.network.taken = (0..=255).map(|n| Ipv4Addr::new(10, 0, 1, n)).collect();
             },
             |c| c.network.taken.clear(),
         ),

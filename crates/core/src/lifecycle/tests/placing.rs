@@ -2,6 +2,8 @@
 
 use super::Cluster;
 use crate::lifecycle::Subnet;
+use jiff::SignedDuration;
+use monopod_api::environment::EnvironmentPhase;
 use proptest::prelude::*;
 use std::net::Ipv4Addr;
 
@@ -46,4 +48,51 @@ proptest! {
             prop_assert!(subnet.cidr.contains(&address));
         }
     }
+}
+
+/// What failed may be the network's fault, too.
+#[test]
+fn the_next_attempt_is_on_another_host_and_in_another_subnet_where_there_are_any() {
+    let mut cluster = Cluster::new();
+    let (name, only) = cluster.network.subnets.first_key_value().expect("one");
+    let (name, cidr, zone) = (name.clone(), only.cidr, only.zone.clone());
+    let try_once = |cluster: &mut Cluster| -> (String, Ipv4Addr) {
+        cluster.step();
+        let environment = cluster.environment.as_ref().expect("placed");
+        let place = (
+            environment.spec.host.clone(),
+            environment.spec.address.parse().expect("an address"),
+        );
+        for _until_it_is_gone in 0..2 {
+            cluster.host(EnvironmentPhase::Failed);
+            cluster.step();
+        }
+        assert!(cluster.environment.is_none());
+        cluster.interface = None;
+        cluster.now += SignedDuration::from_mins(5);
+        place
+    };
+    let (host, first) = try_once(&mut cluster);
+    let (again, second) = try_once(&mut cluster);
+    assert!(again == host && cidr.contains(&second), "there is no other");
+
+    let other = Subnet {
+        id: "subnet-other".to_owned(),
+        cidr: "10.77.0.0/28".parse().expect("valid"),
+        zone,
+    };
+    cluster.network.subnets.insert(format!("{name}-too"), other);
+    let mut twin = cluster.candidates[0].clone();
+    twin.name = "twin".to_owned();
+    cluster.candidates.push(twin);
+    let (twin, third) = try_once(&mut cluster);
+    assert!(
+        twin == "twin" && !cidr.contains(&third),
+        "{first} failed, and {twin} tried {third}"
+    );
+    let (back, fourth) = try_once(&mut cluster);
+    assert!(
+        back == host && cidr.contains(&fourth),
+        "{third} failed, and {back} tried {fourth}"
+    );
 }
