@@ -17,6 +17,7 @@ use tokio::io::{AsyncRead, AsyncReadExt as _};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Semaphore, SetOnce, mpsc, watch};
 use tokio::task::JoinSet;
+use tokio::time::Instant;
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -26,7 +27,8 @@ use tokio_util::task::task_tracker::TaskTrackerToken;
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Connections served at once. The API server has one for each session and some to spare.
 const CONNECTIONS: usize = 256;
-/// How long a connection that began may take to get to its first request, once nobody else comes.
+/// How long a connection that began may take to get to its first request, and its answer to arrive,
+/// once nobody else comes.
 const ARRIVAL: Duration = Duration::from_secs(2);
 /// A handshake of TCP within one machine that was under way when the door was closed.
 const ROUND_TRIP: Duration = Duration::from_millis(100);
@@ -72,8 +74,10 @@ impl Connections {
     }
 
     /// As `end`, for a server whose address another takes soon. Who comes late is not answered and
-    /// not refused, but tries again by itself, as TCP does, until the other is there.
+    /// not refused, but tries again by itself, as TCP does, until the other is there. Takes some
+    /// seconds longer than the limit at most.
     pub async fn hand_over(&self, limit: Duration) -> usize {
+        let deadline = Instant::now() + limit;
         // Until then, newcomers need not wait.
         self.end(limit).await;
         self.door.closing.cancel();
@@ -85,7 +89,8 @@ impl Connections {
         if tokio::time::timeout(ARRIVAL, settled).await.is_err() {
             tracing::debug!("some that came last have not asked anything");
         }
-        self.end(limit).await
+        let left = deadline.saturating_duration_since(Instant::now());
+        self.end(left.max(ARRIVAL)).await
     }
 }
 

@@ -26,36 +26,35 @@ pub fn write_kubeconfigs(layout: &Layout, settings: &Settings) -> anyhow::Result
             .collect(),
     };
     for name in users {
-        write_kubeconfig(layout, &name, &settings.server(), &name)?;
+        let credentials = credentials(layout, &name)?;
+        write_kubeconfig(layout, &name, &settings.server(), &name, &credentials)?;
     }
-    write_kubeconfig_of_proxy(layout, settings)
+    // It is the host's own, asks from within the VPC, and is told of a node by its program.
+    let mut proxy = credentials(layout, HOST)?;
+    proxy["auth-provider"] = json!({"name": NODE_PLUGIN, "config": {"zone": settings.zone}});
+    write_kubeconfig(layout, "kube-proxy", &settings.api_url(), HOST, &proxy)
 }
 
-/// The host's own, for kube-proxy, which asks from within the VPC, and is told of a node by its program.
-fn write_kubeconfig_of_proxy(layout: &Layout, settings: &Settings) -> anyhow::Result<()> {
-    let (certificate, key) = pki::files(&layout.pki(), HOST);
-    let user = json!({
-        "client-certificate": certificate, "client-key": key,
-        "auth-provider": {"name": NODE_PLUGIN, "config": {"zone": settings.zone}},
-    });
-    let config = kubeconfig(layout, &settings.api_url(), HOST, &user)?;
-    write(
-        &layout.kubeconfig("kube-proxy"),
-        &serde_json::to_vec_pretty(&config)?,
-    )
-}
-
-fn write_kubeconfig(layout: &Layout, file: &str, server: &str, user: &str) -> anyhow::Result<()> {
+fn credentials(layout: &Layout, user: &str) -> anyhow::Result<Value> {
     let (certificate, key) = pki::files(&layout.pki(), user);
     // The host's is renewed, and read again by who has such a file.
-    let credentials = if user == HOST {
+    Ok(if user == HOST {
         json!({"client-certificate": certificate, "client-key": key})
     } else {
         json!({
             "client-certificate-data": encoded(&certificate)?, "client-key-data": encoded(&key)?,
         })
-    };
-    let config = kubeconfig(layout, server, user, &credentials)?;
+    })
+}
+
+fn write_kubeconfig(
+    layout: &Layout,
+    file: &str,
+    server: &str,
+    user: &str,
+    credentials: &Value,
+) -> anyhow::Result<()> {
+    let config = kubeconfig(layout, server, user, credentials)?;
     write(
         &layout.kubeconfig(file),
         &serde_json::to_vec_pretty(&config)?,

@@ -295,14 +295,13 @@ fn follows_services(cluster: &Cluster) {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": "new", "namespace": "adopted"},
         "spec": {"ports": [{"port": 80}]},
     }));
-    let service = cluster.get("adopted", "service", "new").expect("there");
-    let address = service["spec"]["clusterIP"].as_str().expect("an address");
+    let address = cluster.service_address("adopted", "new");
     wait("the service has rules", Duration::from_secs(20), || {
         let rules = in_vpc(cluster, &["nft", "list", "table", "ip", "kube-proxy"]);
         rules
-            .contains(address)
+            .contains(&address)
             .then_some(())
-            .ok_or_else(|| address.to_owned())
+            .ok_or_else(|| address.clone())
     });
 }
 
