@@ -32,6 +32,8 @@ use tokio_util::sync::CancellationToken;
 const FIELD_MANAGER: &str = "monopod-control-authority";
 /// Before there is a certificate, and after a failure.
 const RETRY: Duration = Duration::from_millis(500);
+/// What a control process is not ready without.
+const PART: &str = "webhook certificate";
 /// Looks in an authority's life, a minute apart at most: its third and twelfth are not missed.
 const LOOKS: i32 = 48;
 const LONGEST_PAUSE: SignedDuration = SignedDuration::from_mins(1);
@@ -84,16 +86,23 @@ pub(crate) struct Keeper {
 
 impl Keeper {
     /// Has a certificate served at each moment until the token is cancelled.
-    pub(crate) async fn keep(self, readiness: Readiness, shutdown: CancellationToken) {
-        let task = "webhook certificate";
-        readiness.expect(task);
+    pub(crate) fn keep(
+        self,
+        readiness: Readiness,
+        shutdown: CancellationToken,
+    ) -> impl Future<Output = ()> {
+        readiness.expect(PART);
+        self.look_on(readiness, shutdown)
+    }
+
+    async fn look_on(self, readiness: Readiness, shutdown: CancellationToken) {
         let usual = (self.lifetime / LOOKS).clamp(SignedDuration::from_secs(1), LONGEST_PAUSE);
         let usual = Duration::try_from(usual).unwrap_or(RETRY);
         let mut own = None;
         loop {
             let pause = match self.look(&mut own).await {
                 Ok(true) => {
-                    readiness.done(task);
+                    readiness.done(PART);
                     usual
                 }
                 Ok(false) => RETRY,

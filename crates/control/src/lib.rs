@@ -120,6 +120,7 @@ pub async fn run(
         served,
         index,
         &mut registry,
+        readiness.clone(),
         shutdown.clone(),
     )
     .map_err(ControlError::Certificates)?;

@@ -77,11 +77,12 @@ impl Reconciler {
         readiness: Readiness,
         shutdown: CancellationToken,
     ) {
-        while !readiness.pending().is_empty() {
-            tokio::select! {
-                () = shutdown.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_millis(20)) => {}
-            }
+        if shutdown
+            .run_until_cancelled(readiness.all())
+            .await
+            .is_none()
+        {
+            return;
         }
         let (this, queue) = (self.clone(), self.queue.clone());
         let work = queue.run(parallel, shutdown, move |key| {

@@ -15,6 +15,7 @@ use kube::core::DynamicObject;
 use kube::core::admission::{AdmissionRequest, AdmissionResponse, AdmissionReview};
 use monopod_core::admission::{Admission, Profiles, decide, patch, warning};
 use monopod_core::irsa::{self, AccountRole};
+use monopod_ops::admin::Readiness;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 use rustls::pki_types::CertificateDer;
@@ -28,10 +29,14 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
+use tokio::net::TcpSocket;
 use tokio_util::sync::CancellationToken;
 
 /// A pod is at most 1.5 MiB in etcd, and a review holds it once on creation.
 const MAX_BODY: usize = 4 << 20;
+
+/// Connections that are not accepted yet.
+const BACKLOG: u32 = 1024;
 
 /// How long a pod's service account may take to be seen, and how often it is looked for.
 const ACCOUNT_LIMIT: Duration = Duration::from_secs(1);
@@ -101,12 +106,17 @@ struct Context {
     seconds: Histogram,
 }
 
-/// Starts the server; the future ends when the token is cancelled or the server fails.
+/// What a control process is not ready without.
+const PART: &str = "webhook";
+
+/// Starts the server once everything else of this process is ready: who listens is asked, and must
+/// know all profiles by then. The future ends when the token is cancelled or the server fails.
 pub(crate) fn serve(
     options: &WebhookOptions,
     certificate: Served,
     index: Shared,
     registry: &mut Registry,
+    readiness: Readiness,
     shutdown: CancellationToken,
 ) -> Result<impl Future<Output = std::io::Result<()>> + use<>, CertificateError> {
     let seconds = Histogram::new(exponential_buckets(0.000_05, 2.0, 14));
@@ -126,16 +136,36 @@ pub(crate) fn serve(
             seconds,
         });
     let handle = axum_server::Handle::new();
-    let server = axum_server::bind_rustls(options.address, tls)
-        .handle(handle.clone())
-        .serve(router.into_make_service());
+    let address = options.address;
+    readiness.expect(PART);
     Ok(async move {
+        let others = readiness.others(PART);
+        if shutdown.run_until_cancelled(others).await.is_none() {
+            return Ok(());
+        }
+        let server = axum_server::from_tcp_rustls(listen(address)?, tls)?
+            .handle(handle.clone())
+            .serve(router.into_make_service());
+        readiness.done(PART);
         let stop = async {
             shutdown.cancelled().await;
             handle.graceful_shutdown(Some(Duration::from_secs(2)));
         };
         tokio::join!(server, stop).0
     })
+}
+
+/// Replicas on a machine share the port. The kernel gives each connection to one of those that listen,
+/// so the API server reaches another as soon as one has ended. Only processes of the same user can share it.
+fn listen(address: SocketAddr) -> std::io::Result<std::net::TcpListener> {
+    let socket = match address {
+        SocketAddr::V4(_) => TcpSocket::new_v4(),
+        SocketAddr::V6(_) => TcpSocket::new_v6(),
+    }?;
+    socket.set_reuseaddr(true)?;
+    socket.set_reuseport(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)?.into_std()
 }
 
 fn server_config(

@@ -7,36 +7,54 @@ use axum::routing::get;
 use prometheus_client::registry::Registry;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use tokio::net::TcpListener;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// What a process waits for before it is ready; shared by the parts that report.
 #[derive(Clone, Debug, Default)]
 pub struct Readiness {
-    pending: Arc<Mutex<BTreeSet<&'static str>>>,
+    pending: Arc<watch::Sender<BTreeSet<&'static str>>>,
 }
 
 impl Readiness {
     /// Adds a part without which the process is not ready.
     pub fn expect(&self, part: &'static str) {
-        self.lock().insert(part);
+        self.pending.send_modify(|pending| {
+            pending.insert(part);
+        });
     }
 
     /// Reports a part as ready.
     pub fn done(&self, part: &'static str) {
-        if self.lock().remove(part) {
+        if self
+            .pending
+            .send_if_modified(|pending| pending.remove(part))
+        {
             tracing::info!(part, "ready");
         }
     }
 
     /// The parts that are not ready.
     pub fn pending(&self) -> Vec<&'static str> {
-        self.lock().iter().copied().collect()
+        self.pending.borrow().iter().copied().collect()
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, BTreeSet<&'static str>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Waits until all parts are ready.
+    pub async fn all(&self) {
+        self.wait(BTreeSet::is_empty).await;
+    }
+
+    /// Waits until all parts but this one are ready.
+    pub async fn others(&self, part: &'static str) {
+        self.wait(|pending| pending.iter().all(|other| *other == part))
+            .await;
+    }
+
+    async fn wait(&self, is_enough: impl Fn(&BTreeSet<&'static str>) -> bool) {
+        // An error says that nobody can report any more, which `self` can.
+        drop(self.pending.subscribe().wait_for(is_enough).await);
     }
 }
 

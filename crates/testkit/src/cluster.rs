@@ -194,9 +194,9 @@ impl Cluster {
         [4, 6].map(|port| self.base_port() + port)
     }
 
-    /// Ports on loopback at which the first and the second control process answer for admission.
-    pub fn webhook_ports(&self) -> [u16; 2] {
-        [5, 7].map(|port| self.base_port() + port)
+    /// The port on loopback at which all control processes answer for admission.
+    pub fn webhook_port(&self) -> u16 {
+        self.base_port() + 5
     }
 
     fn base_port(&self) -> u16 {

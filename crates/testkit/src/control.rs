@@ -12,12 +12,7 @@ impl Cluster {
     /// If it cannot be started.
     pub fn second_control(&self) -> Ended {
         let identity = format!("--identity={SECOND_CONTROL}");
-        Ended(self.start(&[
-            "control",
-            &identity,
-            &format!("--webhook-address=127.0.0.1:{}", self.webhook_ports()[1]),
-            "--admin-address=127.0.0.1:0",
-        ]))
+        Ended(self.start(&["control", &identity, "--admin-address=127.0.0.1:0"]))
     }
 
     /// The name of the control process that acts; empty if none does.

@@ -12,9 +12,6 @@ pub(crate) struct Control {
     /// Name of this replica: one acts, and each needs a name of its own
     #[arg(long)]
     identity: Option<String>,
-    /// Where this replica serves the webhook, instead of the cluster's port for it
-    #[arg(long)]
-    webhook_address: Option<SocketAddr>,
     /// Where it serves `/readyz` and `/metrics`, instead of the cluster's port for it
     #[arg(long)]
     admin_address: Option<SocketAddr>,
@@ -24,7 +21,6 @@ impl Control {
     pub(crate) async fn run(self, layout: &Layout) -> anyhow::Result<ExitCode> {
         let Self {
             identity,
-            webhook_address,
             admin_address,
         } = self;
         monopod_ops::logs::init();
@@ -32,7 +28,7 @@ impl Control {
         let shutdown = monopod_ops::shutdown::on_signal()?;
         let options = Options {
             webhook: WebhookOptions {
-                address: webhook_address.unwrap_or_else(|| settings.local(LocalPort::Webhook)),
+                address: settings.local(LocalPort::Webhook),
                 client_ca: pki::files(&layout.pki(), "webhook-ca").0,
                 region: settings.region.clone(),
             },

@@ -22,17 +22,8 @@ fn takes_over(cluster: &Cluster, from: &str) -> String {
     })
 }
 
-/// One that is frozen and thaws, and one that is killed: each time the other acts within 15 seconds,
-/// and no pod gets a second environment.
-pub(crate) fn takes_turns(cluster: &Cluster) {
-    namespace(cluster, "turns");
-    let first = cluster.acting_control();
-    assert!(!first.is_empty(), "nobody acts");
-    let second = cluster.second_control();
-    let (pid, restarts) = part(cluster, "control");
-    let frozen = Frozen::new(pid);
-    assert_eq!(takes_over(cluster, &first), SECOND_CONTROL);
-    // The second answers for admission too, alone.
+/// At the one port that they share, each of the two answers for admission.
+fn each_admits(cluster: &Cluster) {
     let review = json!({
         "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
         "request": {
@@ -42,13 +33,31 @@ pub(crate) fn takes_turns(cluster: &Cluster) {
             "userInfo": {}, "object": shell_pod("turns", "asked", "true"),
         },
     });
-    let answer = ask_webhook(cluster, 1, Some("apiserver-webhook"), &review);
-    assert!(
-        answer.contains(r#""allowed":true"#) && answer.contains("patch"),
-        "{answer}"
-    );
+    wait("both control processes answer", START, || {
+        let answers = ask_webhook(cluster, 2, Some("apiserver-webhook"), &review);
+        let admits =
+            |answer: &String| answer.contains(r#""allowed":true"#) && answer.contains("patch");
+        if answers.len() == 2 && answers.iter().all(admits) {
+            Ok(())
+        } else {
+            Err(format!("{answers:?}"))
+        }
+    });
+}
+
+/// One that is frozen and thaws, and one that is killed: each time the other acts within 15 seconds,
+/// and no pod gets a second environment.
+pub(crate) fn takes_turns(cluster: &Cluster) {
+    namespace(cluster, "turns");
+    let first = cluster.acting_control();
+    assert!(!first.is_empty(), "nobody acts");
+    let second = cluster.second_control();
+    each_admits(cluster);
+    let (pid, restarts) = part(cluster, "control");
+    let frozen = Frozen::new(pid);
+    assert_eq!(takes_over(cluster, &first), SECOND_CONTROL);
     drop(frozen);
-    // The first serves the webhook again; the second acts.
+    // Both serve the webhook again; the second acts.
     cluster.apply(&shell_pod("turns", "by-the-second", "sleep 100000"));
     let pod = cluster.wait_ready("turns", "by-the-second", START);
     let uid = pod["metadata"]["uid"].clone();
@@ -59,6 +68,7 @@ pub(crate) fn takes_turns(cluster: &Cluster) {
         "the first thawed, and lives"
     );
     kill(i32::try_from(second.0.id()).expect("a process id"));
+    // Admission does not miss it: whoever the API server asked until now, the first answers at once.
     cluster.apply(&shell_pod("turns", "by-the-first", "sleep 100000"));
     assert_eq!(takes_over(cluster, SECOND_CONTROL), first);
     cluster.wait_ready("turns", "by-the-first", START);
