@@ -1,7 +1,9 @@
 package main
 
 import (
+	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"net/http"
@@ -37,8 +39,15 @@ func (h hostNode) WrapTransport(next http.RoundTripper) http.RoundTripper {
 	return hostNode{zone: h.zone, next: next}
 }
 
-// RoundTrip answers lists and watches of the one node by itself.
+// RoundTrip answers lists and watches of the one node by itself, and keeps events about it to itself.
 func (h hostNode) RoundTrip(request *http.Request) (*http.Response, error) {
+	if request.Method == http.MethodPost && strings.HasSuffix(request.URL.Path, "/events") {
+		event, err := io.ReadAll(request.Body)
+		if err = errors.Join(err, request.Body.Close()); err != nil {
+			return nil, fmt.Errorf("read an event: %w", err)
+		}
+		return answer(request, http.StatusCreated, request.Header.Get("Content-Type"), io.NopCloser(bytes.NewReader(event))), nil
+	}
 	query := request.URL.Query()
 	name, one := strings.CutPrefix(query.Get("fieldSelector"), "metadata.name=")
 	if request.URL.Path != "/api/v1/nodes" || request.Method != http.MethodGet || !one {
@@ -73,10 +82,14 @@ func (h hostNode) RoundTrip(request *http.Request) (*http.Response, error) {
 		}
 		writer.CloseWithError(err)
 	}()
+	return answer(request, http.StatusOK, "application/json", reader), nil
+}
+
+func answer(request *http.Request, status int, kind string, body io.ReadCloser) *http.Response {
 	return &http.Response{
-		Status: "200 OK", StatusCode: http.StatusOK, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
-		Header: http.Header{"Content-Type": {"application/json"}}, Body: reader, ContentLength: -1, Request: request,
-	}, nil
+		Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Header: http.Header{"Content-Type": {kind}}, Body: body, ContentLength: -1, Request: request,
+	}
 }
 
 // sendInitialEvents writes what a watch list begins with: the node, and the word that this was all.

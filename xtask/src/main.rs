@@ -46,8 +46,8 @@ enum Task {
     },
     /// Run every check and test
     Test,
-    /// Write deploy/crds.yaml from the types
-    Crd,
+    /// Write deploy/crds.yaml, rbac.yaml and host.yaml from crates/api
+    Generate,
     /// Look for an order of faults that breaks something
     #[command(subcommand)]
     Chaos(chaos::Chaos),
@@ -66,7 +66,7 @@ fn main() -> ExitCode {
         Task::Build { tests: false } => dist::build().map(drop),
         Task::Build { tests: true } => dist::build().and_then(|dist| dist::build_for_tests(&dist)),
         Task::Test => test::run(),
-        Task::Crd => checks::write_crds(),
+        Task::Generate => checks::write_manifests(),
         Task::Chaos(chaos) => chaos.run(),
         Task::Bench { arguments } => bench::measure(&arguments),
     };

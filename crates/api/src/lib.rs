@@ -15,6 +15,7 @@ pub mod messages;
 pub mod names;
 pub mod network;
 pub mod profile;
+pub mod rights;
 pub mod size;
 pub mod timeline;
 

@@ -1,5 +1,7 @@
 //! Rights of Monopod's own processes that nothing needed in the whole suite are too many.
 
+use monopod_api::names::host_namespace;
+use monopod_api::rights::{CONTROL, HOST};
 use monopod_testkit::{Cluster, is_whole};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -7,8 +9,21 @@ use std::collections::BTreeSet;
 /// The API server's policy for its audit log.
 pub(crate) const POLICY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cluster/audit.yaml");
 
-/// What somebody may do, or did: verb, API group, resource.
-type Right = (String, String, String);
+/// What somebody may do with objects of a kind: of any name, or of this one.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord, Clone)]
+struct Right {
+    verb: String,
+    group: String,
+    resource: String,
+    name: Option<String>,
+}
+
+/// What somebody did.
+struct Request {
+    right: Right,
+    /// Of the object; empty if it has none, or all were asked for.
+    namespace: String,
+}
 
 fn words(value: &Value) -> Vec<String> {
     let words = value.as_array().into_iter().flatten();
@@ -21,21 +36,32 @@ fn words(value: &Value) -> Vec<String> {
 fn rights(role: &Value) -> BTreeSet<Right> {
     let mut rights = BTreeSet::new();
     for rule in role["rules"].as_array().into_iter().flatten() {
+        let names = words(&rule["resourceNames"]);
+        let names: Vec<_> = if names.is_empty() {
+            vec![None]
+        } else {
+            names.into_iter().map(Some).collect()
+        };
         for group in words(&rule["apiGroups"]) {
             for resource in words(&rule["resources"]) {
                 for verb in words(&rule["verbs"]) {
-                    rights.insert((verb, group.clone(), resource.clone()));
+                    rights.extend(names.iter().map(|name| Right {
+                        verb: verb.clone(),
+                        group: group.clone(),
+                        resource: resource.clone(),
+                        name: name.clone(),
+                    }));
                 }
             }
         }
     }
     // Looked at by an admission plug-in, when a request is approved.
-    rights.retain(|(verb, ..)| verb != "approve");
+    rights.retain(|right| right.verb != "approve");
     rights
 }
 
 /// What users whose names begin so asked for.
-fn used(cluster: &Cluster, user: &str) -> BTreeSet<Right> {
+fn requests(cluster: &Cluster, user: &str) -> Vec<Request> {
     let log =
         std::fs::read_to_string(cluster.data().join("logs/audit.log")).expect("the audit log");
     let events = log
@@ -50,43 +76,70 @@ fn used(cluster: &Cluster, user: &str) -> BTreeSet<Right> {
                 Some(part) => format!("{}/{part}", text(&object["resource"])),
                 None => text(&object["resource"]),
             };
-            (text(&event["verb"]), text(&object["apiGroup"]), resource)
-        })
-        // An apply creates what is not there, and needs the right to.
-        .flat_map(|(verb, group, resource)| {
-            let creates =
-                (verb == "patch").then(|| ("create".to_owned(), group.clone(), resource.clone()));
-            creates.into_iter().chain([(verb, group, resource)])
+            Request {
+                right: Right {
+                    verb: text(&event["verb"]),
+                    group: text(&object["apiGroup"]),
+                    resource,
+                    name: object["name"].as_str().map(str::to_owned),
+                },
+                namespace: text(&object["namespace"]),
+            }
         })
         .collect()
 }
 
+/// Whether the request needs the right.
+fn needs(request: &Request, right: &Right) -> bool {
+    let asked = &request.right;
+    // An apply creates what is not there, and needs the right to.
+    let verb = asked.verb == right.verb || (asked.verb == "patch" && right.verb == "create");
+    verb && asked.group == right.group
+        && asked.resource == right.resource
+        && (right.name.is_none() || right.name == asked.name)
+}
+
+/// Rights that hold in one namespace must be needed there, those that hold everywhere elsewhere.
 pub(crate) fn minimal(cluster: &Cluster) {
     assert!(
         is_whole(),
         "only the whole suite uses every right: run it without a filter"
     );
+    let own = host_namespace("host-1");
     let mut unused = Vec::new();
-    for (user, namespace, role) in [
-        ("monopod:control", "", "monopod:control"),
-        ("monopod:control", "kube-system", "monopod:control"),
-        ("monopod:control", "monopod-host-host-1", "monopod:control"),
-        ("monopod:host:", "", "monopod:host"),
-        ("monopod:host:", "monopod-host-host-1", "monopod:host"),
-    ] {
-        let kind = if namespace.is_empty() {
-            "clusterrole"
-        } else {
-            "role"
+    for (role, namespaces) in [(CONTROL, vec!["kube-system", &own]), (HOST, vec![&own[..]])] {
+        let requests = requests(cluster, role);
+        let granted = |namespace: &str| {
+            let kind = if namespace.is_empty() {
+                "clusterrole"
+            } else {
+                "role"
+            };
+            rights(&cluster.get(namespace, kind, role).expect("a role"))
         };
-        let role = cluster.get(namespace, kind, role).expect("a role");
-        let used = used(cluster, user);
-        let rights = rights(&role);
-        unused.extend(
-            rights
-                .difference(&used)
-                .map(|right| format!("{user} {namespace} {right:?}")),
-        );
+        let mut there = BTreeSet::new();
+        for namespace in &namespaces {
+            for right in granted(namespace) {
+                let used = requests
+                    .iter()
+                    .any(|request| request.namespace == *namespace && needs(request, &right));
+                if !used {
+                    unused.push(format!("{role} in {namespace}: {right:?}"));
+                }
+                there.insert((*namespace, right));
+            }
+        }
+        for right in granted("") {
+            let used = requests.iter().any(|request| {
+                let also = there.iter().any(|(namespace, right)| {
+                    request.namespace == *namespace && needs(request, right)
+                });
+                !also && needs(request, &right)
+            });
+            if !used {
+                unused.push(format!("{role} everywhere: {right:?}"));
+            }
+        }
     }
     assert!(unused.is_empty(), "{}", unused.join("\n"));
 }

@@ -1,26 +1,48 @@
-//! The definitions in `deploy/crds.yaml` are those of the types.
+//! What is generated in `deploy` is what the types and [`monopod_api::rights`] say.
 //!
-//! `cargo xtask crd` writes the file; it runs this test with `MONOPOD_UPDATE=1`.
+//! `cargo xtask generate` writes the files; it runs this test with `MONOPOD_UPDATE=1`.
 
+use monopod_api::rights;
+use serde::Serialize;
 use std::fmt::Write;
 use std::path::Path;
 
-#[test]
-fn the_checked_in_definitions_are_those_of_the_types() {
-    let mut text = String::from("# Generated from crates/api by `cargo xtask crd`. Do not edit.\n");
-    for crd in monopod_api::custom_resource_definitions() {
-        let yaml = serde_saphyr::to_string(&crd).expect("serialises");
+/// Compares a file of `deploy` with what it must hold, after it was written if that is wanted.
+fn is(file: &str, source: &str, objects: &[impl Serialize]) {
+    let mut text = format!("# Generated from {source} by `cargo xtask generate`. Do not edit.\n");
+    for object in objects {
+        let yaml = serde_saphyr::to_string(object).expect("serialises");
         write!(text, "---\n{}\n", yaml.trim_end()).expect("a String takes everything");
     }
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../deploy/crds.yaml");
+    let path = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("../../deploy")
+        .join(file);
     if std::env::var_os("MONOPOD_UPDATE").is_some() {
         std::fs::write(&path, &text).expect("written");
     }
-    let stored = std::fs::read_to_string(&path).expect("deploy/crds.yaml exists");
+    let stored = std::fs::read_to_string(&path).expect("it exists");
     assert!(
         stored == text,
-        "deploy/crds.yaml is not what the types say: run `cargo xtask crd`"
+        "deploy/{file} is not what {source} says: run `cargo xtask generate`"
     );
+}
+
+#[test]
+fn the_checked_in_definitions_are_those_of_the_types() {
+    is(
+        "crds.yaml",
+        "crates/api",
+        &monopod_api::custom_resource_definitions(),
+    );
+}
+
+#[test]
+fn the_checked_in_rights_are_those_of_the_source() {
+    let source = "crates/api/src/rights.rs";
+    let cluster = rights::of_the_cluster().expect("serialises");
+    is("rbac.yaml", source, &cluster);
+    let host = rights::of_a_host().expect("serialises");
+    is("host.yaml", source, &host);
 }
 
 /// `kubectl explain` shows these texts, so every field must have one.
