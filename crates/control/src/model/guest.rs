@@ -19,7 +19,7 @@ pub(super) struct Vm {
     pub(super) node: String,
     pub(super) address: String,
     pub(super) state: State,
-    /// Never says READY.
+    /// Does nothing any more: never says READY, or is a silent node.
     pub(super) stuck: bool,
     /// Its pod's containers end by themselves.
     pub(super) finishing: bool,
@@ -52,8 +52,9 @@ impl Vm {
         !matches!(self.state, State::Exited(_))
     }
 
+    /// Whether it renews its node's lease.
     pub(super) fn is_node(&self) -> bool {
-        matches!(self.state, State::Registered | State::Running)
+        !self.stuck && matches!(self.state, State::Registered | State::Running)
     }
 
     /// When it is ready.
@@ -76,7 +77,8 @@ impl Vm {
     /// `told`: an owner is there, from which it has its task.
     pub(super) fn has_work(&self, api: &Api, reaches: bool, told: bool) -> bool {
         match self.state {
-            State::Booting(until) => !self.stuck && until <= api.now,
+            _ if self.stuck => false,
+            State::Booting(until) => until <= api.now,
             State::Ready => reaches && told,
             State::Registered => reaches && (self.bound(api).is_some() || !self.is_ready(api)),
             State::Running => {

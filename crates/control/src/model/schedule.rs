@@ -53,6 +53,8 @@ pub(super) enum Action {
     DeleteEnvironment(u8),
     DeleteInterface(u8),
     DeleteNode(u8),
+    DeleteHost(u8),
+    DeleteLease(u8),
     Cordon(u8),
     RoleGone,
     RoleBack,
@@ -125,7 +127,7 @@ pub(super) fn draw(seed: u64) -> Schedule {
 
 fn action(random: &mut StdRng) -> Action {
     let (a, b) = (random.random(), random.random());
-    match random.random_range(0..200) {
+    match random.random_range(0..204) {
         0..60 => Action::Control(a, b, fate(random)),
         60..105 => Action::Machine(a, b, fate(random)),
         105..120 => Action::Everybody(random.random_range(1..40)),
@@ -153,6 +155,8 @@ fn action(random: &mut StdRng) -> Action {
         194..196 => Action::DeleteNode(a),
         196 => Action::Cordon(a),
         197 => Action::RoleGone,
+        198..200 => Action::DeleteHost(a),
+        200..202 => Action::DeleteLease(a),
         _ => Action::RoleBack,
     }
 }

@@ -152,6 +152,8 @@ impl World {
             | Action::MachineBack(n)
             | Action::CutOff(n)
             | Action::Healed(n)
+            | Action::DeleteHost(n)
+            | Action::DeleteLease(n)
             | Action::Cordon(n) => self.fault(action, usize::from(n) % self.machines.len()),
         }
         self.ledger.check(&self.api, &self.machines);
@@ -191,27 +193,26 @@ impl World {
         }
     }
 
-    /// Each host process that is there renews its lease in time, by its own clock.
+    /// Each host process that is there renews its lease in time, by its own clock, and then has its Host.
     fn renew_hosts(&mut self) {
-        for machine in &self.machines {
+        for (machine, zone) in self.machines.iter().zip(ZONES) {
             if machine.process.is_none() || machine.reaches(&self.api).is_err() {
                 continue;
             }
             let now = self.api.now + machine.skew;
-            let renewed = self
-                .api
-                .get::<Lease>(&machine.name)
-                .and_then(|l| l.spec.clone());
+            let name = &machine.name;
+            let renewed = self.api.get::<Lease>(name).and_then(|l| l.spec.clone());
             let renewed = renewed.and_then(|s| s.renew_time).map(|t| t.0);
             if renewed.is_some_and(|at| now.duration_since(at).abs() < RENEW) {
                 continue;
             }
-            drop(
-                self.api
-                    .update::<Lease>(&machine.name, &Only::default(), |lease| {
-                        lease.spec.get_or_insert_default().renew_time = Some(MicroTime(now));
-                    }),
-            );
+            // What is there is not made anew.
+            drop(self.api.create(lease(name)));
+            let renew = |lease: &mut Lease| {
+                lease.spec.get_or_insert_default().renew_time = Some(MicroTime(now));
+            };
+            drop(self.api.update::<Lease>(name, &Only::default(), renew));
+            drop(self.api.create(host(name, zone)));
         }
     }
 
@@ -417,6 +418,12 @@ impl World {
             }
             Action::CutOff(_) => machine.cut_off = true,
             Action::Healed(_) => machine.cut_off = false,
+            Action::DeleteHost(_) => {
+                drop(self.api.delete::<Host>(&machine.name, &Only::default()));
+            }
+            Action::DeleteLease(_) => {
+                drop(self.api.delete::<Lease>(&machine.name, &Only::default()));
+            }
             Action::Cordon(_) => {
                 drop(
                     self.api
