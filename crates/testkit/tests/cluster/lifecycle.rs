@@ -175,9 +175,15 @@ pub(crate) fn slow_pod(namespace: &str, name: &str, memory: &str) -> Value {
 
 /// The records of all VMs, of environments and of none.
 pub(crate) fn vms(cluster: &Cluster) -> Vec<Value> {
-    let directories = ["vms", "spare"].map(|name| cluster.data().join("host").join(name));
-    let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
+    ["vms", "spare"].map(|kind| records(cluster, kind)).concat()
+}
+
+/// The records of VMs that are an environment's (`vms`), or nobody's (`spare`).
+pub(crate) fn records(cluster: &Cluster, kind: &str) -> Vec<Value> {
+    let entries = std::fs::read_dir(cluster.data().join("host").join(kind));
     entries
+        .into_iter()
+        .flatten()
         .filter_map(|entry| std::fs::read(entry.ok()?.path().join("record.json")).ok())
         .map(|record| serde_json::from_slice(&record).expect("JSON"))
         .collect()
@@ -191,12 +197,15 @@ pub(crate) fn record(cluster: &Cluster, environment: &Value) -> Value {
     serde_json::from_slice(&record).expect("JSON")
 }
 
+/// The process of a recorded VM, once there is one.
+pub(crate) fn process(record: &Value) -> Option<i32> {
+    let pid = record["process"]["pid"].as_i64()?;
+    i32::try_from(pid).ok()
+}
+
 /// The process of an environment's VM.
 pub(crate) fn vm_process(cluster: &Cluster, environment: &Value) -> i32 {
-    record(cluster, environment)["process"]["pid"]
-        .as_i64()
-        .and_then(|pid| i32::try_from(pid).ok())
-        .expect("a process id")
+    process(&record(cluster, environment)).expect("a process id")
 }
 
 /// Ends the VM of an environment without a word.

@@ -121,6 +121,10 @@ const CHECKS: &[Check] = &[
         metrics::exported,
     ),
     ("metrics::what_happens_is_counted", metrics::counted),
+    (
+        "metrics::a_start_that_fails_is_counted_and_tried_again",
+        metrics::retried,
+    ),
     ("trace::a_pod_without_a_trace_is_told_apart", trace::nothing),
     (
         "services::addresses_lead_to_pods_as_on_any_node",

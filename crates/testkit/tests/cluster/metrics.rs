@@ -1,7 +1,8 @@
 //! What the processes export, and that the alert rules and the documentation are about that.
 
-use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, wait};
+use crate::lifecycle::{process, records, slow_pod};
+use crate::{START, event_messages, namespace, shell_pod};
+use monopod_testkit::{Cluster, kill, wait};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -128,4 +129,30 @@ pub(crate) fn counted(cluster: &Cluster) {
     let died = value(cluster, "monopod_host_vm_failures_total{category=\"died\"}");
     assert!(died.is_some(), "each category has its zero");
     cluster.kubectl(&["delete", "namespace", "counted", "--wait=false"]);
+}
+
+/// A start whose VM dies is counted by its cause, and so is the next, which succeeds.
+pub(crate) fn retried(cluster: &Cluster) {
+    namespace(cluster, "retried");
+    let series = [
+        "monopod_control_provisioning_failures_total{category=\"vm_ended\"}",
+        "monopod_control_provisioning_retries_total",
+    ];
+    let counts = || series.map(|series| value(cluster, series).expect("each has its zero"));
+    let before = counts();
+    let owned = || -> Vec<i32> { records(cluster, "vms").iter().filter_map(process).collect() };
+    let known = owned();
+    cluster.apply(&slow_pod("retried", "again", "5700Mi"));
+    let vm = wait("it has a VM", START, || {
+        let new = owned().into_iter().find(|vm| !known.contains(vm));
+        new.ok_or_else(|| "none".to_owned())
+    });
+    kill(vm);
+    cluster.wait_ready("retried", "again", 2 * START);
+    let now = counts();
+    let is_counted = now.iter().zip(before).all(|(now, before)| *now > before);
+    assert!(is_counted, "{now:?} after {before:?}");
+    let told = event_messages(cluster, "retried", "again", "FailedScheduling");
+    assert!(!told.is_empty(), "the pod's events say that a start failed");
+    cluster.kubectl(&["delete", "namespace", "retried", "--wait=false"]);
 }
