@@ -233,7 +233,7 @@ fn only(uid: &str) -> DeleteParams {
 
 /// The pods of profiles that are being deleted: those that carry its name, and those whose environment
 /// was made by it.
-fn pods_of_deleted(index: &Index) -> BTreeMap<String, Vec<ProfilePod>> {
+pub(crate) fn pods_of_deleted(index: &Index) -> BTreeMap<String, Vec<ProfilePod>> {
     let mut pods: BTreeMap<String, Vec<ProfilePod>> = BTreeMap::new();
     for (uid, pod) in &index.pods {
         let environment = index

@@ -432,7 +432,7 @@ pub(crate) fn interface(index: &mut Index, change: Change<NetworkInterface>) -> 
     }
 }
 
-fn profile(index: &mut Index, change: Change<FargateProfile>) -> Vec<Key> {
+pub(crate) fn profile(index: &mut Index, change: Change<FargateProfile>) -> Vec<Key> {
     if matches!(change, Change::Synced) {
         index.profiles_are_known();
     }

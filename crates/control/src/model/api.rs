@@ -1,6 +1,7 @@
 //! A simulated API server: uniqueness by name, uids, versions, finalizers, graceful deletion, and one
 //! ordered log for each kind, from which each watch reads at its own pace.
 
+use super::drain::Drained;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Node, Pod};
@@ -9,7 +10,7 @@ use kube::Resource;
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
 use monopod_api::network::NetworkInterface;
-use monopod_api::profile::PodExecutionRole;
+use monopod_api::profile::{FargateProfile, PodExecutionRole};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// Kinds that change while the model runs.
@@ -22,9 +23,10 @@ pub(super) enum Kind {
     Host,
     Role,
     Lease,
+    Profile,
 }
 
-pub(super) const KINDS: [Kind; 7] = [
+pub(super) const KINDS: [Kind; 8] = [
     Kind::Pod,
     Kind::Node,
     Kind::Environment,
@@ -32,6 +34,7 @@ pub(super) const KINDS: [Kind; 7] = [
     Kind::Host,
     Kind::Role,
     Kind::Lease,
+    Kind::Profile,
 ];
 
 #[derive(Debug, Clone)]
@@ -43,6 +46,7 @@ pub(super) enum Object {
     Host(Box<Host>),
     Role(Box<PodExecutionRole>),
     Lease(Box<Lease>),
+    Profile(Box<FargateProfile>),
 }
 
 /// A kind of object, as the store keeps it.
@@ -73,6 +77,7 @@ stored!(
     Host => Host,
     PodExecutionRole => Role,
     Lease => Lease,
+    FargateProfile => Profile,
 );
 
 /// Why a request was not carried out, or seems not to have been.
@@ -118,6 +123,7 @@ pub(super) struct Api {
     pub(super) leases: BTreeMap<String, Timestamp>,
     /// Environments that certificate requests are labelled with.
     pub(super) requests: BTreeSet<String>,
+    pub(super) drained: Drained,
 }
 
 impl Api {
@@ -130,6 +136,7 @@ impl Api {
             log: BTreeMap::new(),
             leases: BTreeMap::new(),
             requests: BTreeSet::new(),
+            drained: Drained::default(),
         }
     }
 
@@ -277,6 +284,15 @@ pub(super) struct Watches {
 }
 
 impl Watches {
+    /// What there is of a kind is known.
+    pub(super) fn caught_up(&mut self, api: &Api, kind: Kind) {
+        self.list(api, kind);
+        for (name, _) in self.pending.remove(&kind).into_iter().flatten() {
+            self.known.entry(kind).or_default().insert(name);
+        }
+        self.listed.insert(kind);
+    }
+
     /// The connection broke: everything is listed again.
     pub(super) fn broken(&mut self, kind: Kind) {
         self.listed.remove(&kind);

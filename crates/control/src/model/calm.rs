@@ -1,6 +1,7 @@
 //! After the faults: everything heals, time goes on, and all must come to a good end.
 
 use super::api::Only;
+use super::drain::{PROFILE, profile};
 use super::guest::Vm;
 use super::ledger::is_over;
 use super::machine::Machine;
@@ -12,6 +13,7 @@ use kube::ResourceExt;
 use monopod_api::environment::Environment;
 use monopod_api::host::Host;
 use monopod_api::network::NetworkInterface;
+use monopod_api::profile::FargateProfile;
 
 /// Longer than upstream's toleration of a silent node and two provisioning limits.
 const SETTLING: SignedDuration = SignedDuration::from_secs(1200);
@@ -67,6 +69,7 @@ fn heal(world: &mut World) {
         control.skew = SignedDuration::ZERO;
     }
     world.role_back();
+    drop(world.api.create(profile()));
 }
 
 /// Lets everybody come to rest, and time pass to the next moment at which somebody has to do something.
@@ -114,6 +117,10 @@ fn settled(world: &World) -> Result<(), String> {
             return Err(format!("the VM of {} outlived its pod", vm.environment));
         }
     }
+    let profile = world.api.get::<FargateProfile>(PROFILE);
+    if profile.is_some_and(|profile| profile.metadata.deletion_timestamp.is_some()) {
+        return Err("the profile is being deleted for ever".to_owned());
+    }
     for pod in world.api.list::<Pod>() {
         let uid = pod.uid().unwrap_or_default();
         let status = pod.status.clone().unwrap_or_default();
@@ -155,6 +162,9 @@ fn settled(world: &World) -> Result<(), String> {
 
 /// Why a machine cannot take the pod, as things are.
 fn refusal(world: &World, machine: &Machine, pod: &Pod) -> Option<&'static str> {
+    if world.api.get::<FargateProfile>(PROFILE).is_none() {
+        return Some("does not exist");
+    }
     let alive = || machine.vms.iter().filter(|vm| vm.is_alive());
     let is_alone_there = |vm: &Vm| {
         let mut pods = world.api.list::<Pod>();

@@ -2,6 +2,7 @@
 //! the executor makes for each effect, one at a time.
 
 use super::api::{Api, KINDS, Kind, Object, Only, Refused, Seen, Watches};
+use super::drain;
 use super::schedule::{Fate, Sabotage};
 use crate::execute::Subject;
 use crate::index::Index;
@@ -15,6 +16,7 @@ use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{KUBERNETES_VERSION, labels, names};
 use monopod_core::lifecycle::{self, COOLING, Effect, InterfaceEffect, lost_status};
+use monopod_core::profiles;
 use monopod_ops::watch::Change;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -30,6 +32,7 @@ struct Work {
 #[derive(Debug, Clone)]
 pub(super) enum Step {
     Pod(Effect),
+    Profile(profiles::Effect),
     Cool(Box<NetworkInterface>),
     Free(Box<NetworkInterface>),
 }
@@ -61,12 +64,14 @@ pub(super) struct Control {
 }
 
 impl Control {
-    /// A process that has just started: nothing is kept from the one before.
-    pub(super) fn new(index: Index, skew: SignedDuration, sabotage: Sabotage) -> Self {
+    /// A process that has just started: nothing is kept from the one before. It has read the profile.
+    pub(super) fn new(api: &Api, index: Index, skew: SignedDuration, sabotage: Sabotage) -> Self {
+        let mut watches = Watches::default();
+        watches.caught_up(api, Kind::Profile);
         Self {
             index,
-            watches: Watches::default(),
-            synced: BTreeSet::new(),
+            watches,
+            synced: BTreeSet::from([Kind::Profile]),
             queue: BTreeMap::new(),
             running: BTreeMap::new(),
             skew,
@@ -95,9 +100,7 @@ impl Control {
     pub(super) fn begins(&mut self, api: &Api) {
         let now = self.now(api);
         for key in self.index.everything() {
-            if matches!(key, Key::Pod(_) | Key::Interface(_)) {
-                self.add(key, now);
-            }
+            self.add_if_life(key, now);
         }
     }
 
@@ -153,12 +156,22 @@ impl Control {
             (Kind::Host, seen) => watches::host(index, change(seen)),
             (Kind::Role, seen) => watches::role(index, change(seen)),
             (Kind::Lease, seen) => watches::lease(index, change(seen), now),
+            (Kind::Profile, seen) => watches::profile(index, change(seen)),
         };
         for key in keys {
-            // Ids and registry credentials are no part of an environment's life.
-            if matches!(key, Key::Pod(_) | Key::Interface(_)) {
-                self.add(key, now);
-            }
+            self.add_if_life(key, now);
+        }
+    }
+
+    /// Ids, registry credentials and what is said of profiles are no part of an environment's life.
+    fn add_if_life(&mut self, key: Key, at: Timestamp) {
+        let is_life = match key {
+            Key::Pod(_) | Key::Interface(_) => true,
+            Key::Profiles => self.index.is_draining(),
+            Key::Credentials(_) | Key::Unmarked(_) => false,
+        };
+        if is_life {
+            self.add(key, at);
         }
     }
 
@@ -188,12 +201,6 @@ impl Control {
                 else {
                     return;
                 };
-                let subject = Subject {
-                    uid: String::new(),
-                    pod: None,
-                    environment: None,
-                    interface: None,
-                };
                 let interface = Box::new(interface);
                 let (effects, wake) = match effect {
                     InterfaceEffect::Keep(wake) => (None, wake),
@@ -201,12 +208,23 @@ impl Control {
                     InterfaceEffect::Delete => (Some(Step::Free(interface)), None),
                 };
                 Work {
-                    subject,
+                    subject: nobody(),
                     effects: effects.into_iter().collect(),
                     wake,
                 }
             }
-            Key::Credentials(_) | Key::Profiles | Key::Unmarked(_) => return,
+            Key::Profiles => {
+                let (effects, wake) = drain::decide(&self.index, now);
+                let mut effects: VecDeque<Step> = effects.into_iter().map(Step::Profile).collect();
+                let subject = nobody();
+                self.sabotage.effects(&subject, &mut effects);
+                Work {
+                    subject,
+                    effects,
+                    wake,
+                }
+            }
+            Key::Credentials(_) | Key::Unmarked(_) => return,
         };
         self.running.insert(key.clone(), work);
         self.finish_if_done(key);
@@ -291,6 +309,16 @@ impl Late {
     }
 }
 
+/// Of what is no pod's.
+fn nobody() -> Subject {
+    Subject {
+        uid: String::new(),
+        pod: None,
+        environment: None,
+        interface: None,
+    }
+}
+
 fn kind_of(seen: &Seen) -> Kind {
     match seen {
         Seen::Applied(object) => match object {
@@ -301,6 +329,7 @@ fn kind_of(seen: &Seen) -> Kind {
             Object::Host(_) => Kind::Host,
             Object::Role(_) => Kind::Role,
             Object::Lease(_) => Kind::Lease,
+            Object::Profile(_) => Kind::Profile,
         },
         Seen::Deleted(kind, _) | Seen::Synced(kind) => *kind,
     }
@@ -337,6 +366,7 @@ fn execute(
             });
             return absent_is_fine(freed);
         }
+        Step::Profile(effect) => return drain::execute(api, effect),
         Step::Pod(effect) => effect,
     };
     let pod_name = subject.pod.as_ref().map(ResourceExt::name_any);

@@ -85,6 +85,13 @@ impl Ledger {
                 self.breaks(2, &text);
             }
         }
+        self.deleted.extend(api.drained.pods.iter().cloned());
+        if let Some(uid) = &api.drained.too_early {
+            self.breaks(
+                8,
+                &format!("the budget of the pod {uid} was broken before the announced deadline"),
+            );
+        }
         self.check_bindings(api);
         self.check_pods(api, machines);
     }

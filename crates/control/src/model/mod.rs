@@ -3,9 +3,8 @@
 //!
 //! A schedule is drawn from a seed. After each of its steps the invariants of the design hold
 //! ([`ledger`]); then the faults end, time goes on, and every pod must run, be finished, or wait for a
-//! reason that is true, and in the end nothing may be left ([`calm`]). Of the eight, two are not the life
-//! of an environment's: what reaches whom (7) is the guest's and the VPC's rulesets, which packets prove,
-//! and whose budgets are broken when (8) is the end of a profile (`core::profiles`), a property there.
+//! reason that is true, and in the end nothing may be left ([`calm`]). Of the eight, one is not for a model:
+//! what reaches whom (7) is the guest's and the VPC's rulesets, which packets prove.
 //!
 //! `cargo xtask chaos model --schedules 100000` runs more than the tests do. A schedule that breaks
 //! something is made as short as it can be; kept in `regressions/`, it runs with the tests for ever.
@@ -13,6 +12,7 @@
 mod api;
 mod calm;
 mod control;
+mod drain;
 mod guest;
 mod ledger;
 mod machine;

@@ -5,6 +5,7 @@ use crate::execute::Subject;
 use jiff::SignedDuration;
 use monopod_api::labels;
 use monopod_core::lifecycle::Effect;
+use monopod_core::profiles;
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use serde::{Deserialize, Serialize};
@@ -58,6 +59,8 @@ pub(super) enum Action {
     Cordon(u8),
     RoleGone,
     RoleBack,
+    DeleteProfile,
+    ProfileBack,
 }
 
 /// Faults put into the model's own shell, to show that the invariants notice.
@@ -69,14 +72,16 @@ pub(super) enum Sabotage {
     NoHostFinalizer,
     StartWithoutLooking,
     KeepNode,
+    DrainAtOnce,
 }
 
 impl Sabotage {
-    pub(super) const ALL: [Self; 4] = [
+    pub(super) const ALL: [Self; 5] = [
         Self::BindBeforeReady,
         Self::NoHostFinalizer,
         Self::StartWithoutLooking,
         Self::KeepNode,
+        Self::DrainAtOnce,
     ];
 
     /// Spoils what control decided.
@@ -109,6 +114,13 @@ impl Sabotage {
                     effects.remove(at);
                 }
             }
+            Self::DrainAtOnce => {
+                for step in effects {
+                    if let Step::Profile(profiles::Effect::Evict(pod)) = step {
+                        *step = Step::Profile(profiles::Effect::Delete(pod.clone()));
+                    }
+                }
+            }
             Self::None | Self::StartWithoutLooking => {}
         }
     }
@@ -127,7 +139,7 @@ pub(super) fn draw(seed: u64) -> Schedule {
 
 fn action(random: &mut StdRng) -> Action {
     let (a, b) = (random.random(), random.random());
-    match random.random_range(0..204) {
+    match random.random_range(0..207) {
         0..60 => Action::Control(a, b, fate(random)),
         60..105 => Action::Machine(a, b, fate(random)),
         105..120 => Action::Everybody(random.random_range(1..40)),
@@ -157,6 +169,8 @@ fn action(random: &mut StdRng) -> Action {
         197 => Action::RoleGone,
         198..200 => Action::DeleteHost(a),
         200..202 => Action::DeleteLease(a),
+        202 => Action::DeleteProfile,
+        203..205 => Action::ProfileBack,
         _ => Action::RoleBack,
     }
 }

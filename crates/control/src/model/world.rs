@@ -2,6 +2,7 @@
 
 use super::api::{Api, KINDS, Only};
 use super::control::{Control, Late};
+use super::drain;
 use super::guest::{State, Vm, is_ready, set_ready};
 use super::ledger::Ledger;
 use super::machine::{Machine, Process};
@@ -17,9 +18,7 @@ use monopod_api::host::{Host, HostSpec, HostStatus};
 use monopod_api::network::{
     NetworkInterface, SecurityGroup, SecurityGroupSpec, Subnet, SubnetSpec,
 };
-use monopod_api::profile::{
-    FargateProfile, FargateProfileSpec, PodExecutionRole, PodExecutionRoleSpec, Selector,
-};
+use monopod_api::profile::{FargateProfile, PodExecutionRole, PodExecutionRoleSpec};
 use monopod_api::{KUBERNETES_VERSION, labels, names};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -40,7 +39,7 @@ const TOLERATED: SignedDuration = SignedDuration::from_secs(300);
 /// How long a leader acts after its last renewal (`ops::election`).
 const HOLD: SignedDuration = SignedDuration::from_secs(7);
 const RENEW: SignedDuration = SignedDuration::from_secs(10);
-const GRACE_SECONDS: i64 = 30;
+pub(super) const GRACE_SECONDS: i64 = 30;
 
 pub(super) struct World {
     pub(super) api: Api,
@@ -70,8 +69,9 @@ impl World {
             PodExecutionRoleSpec::default(),
         ))
         .expect("the first");
+        api.create(drain::profile()).expect("the first");
         let controls = (0..2)
-            .map(|_| Control::new(index(), SignedDuration::ZERO, sabotage))
+            .map(|_| Control::new(&api, index(&api), SignedDuration::ZERO, sabotage))
             .collect();
         Self {
             api,
@@ -112,7 +112,7 @@ impl World {
             Action::ControlCrashes(n) => {
                 let at = usize::from(n) % self.controls.len();
                 let skew = self.controls[at].skew;
-                self.controls[at] = Control::new(index(), skew, self.sabotage);
+                self.controls[at] = Control::new(&self.api, index(&self.api), skew, self.sabotage);
             }
             Action::LeaderChanges => {
                 self.controls[self.leader].stops();
@@ -135,6 +135,8 @@ impl World {
                     .delete::<PodExecutionRole>("default", &Only::default()),
             ),
             Action::RoleBack => self.role_back(),
+            Action::DeleteProfile => drain::begins(&mut self.api),
+            Action::ProfileBack => drop(self.api.create(drain::profile())),
             Action::DeleteEnvironment(n) => self.delete_environment(n),
             Action::DeleteInterface(n) => self.delete_interface(n),
             Action::DeleteNode(n) => self.delete_node(n),
@@ -469,23 +471,13 @@ fn lease(host: &str) -> Lease {
     .expect("a lease")
 }
 
-/// What does not change while the model runs: one profile, one group, a small subnet in each zone.
-fn index() -> Index {
+/// What does not change while the model runs: one group, a small subnet in each zone. And the profile, as it is.
+fn index(api: &Api) -> Index {
     let mut index = Index::default();
-    let selector = Selector {
-        namespace: "default".to_owned(),
-        ..Selector::default()
-    };
-    let profile = FargateProfileSpec {
-        selectors: vec![selector],
-        pod_execution_role: "default".to_owned(),
-        ..FargateProfileSpec::default()
-    };
     let named = |name: &str| name.to_owned();
-    index.profiles.insert(
-        named("fp-default"),
-        FargateProfile::new("fp-default", profile),
-    );
+    for profile in api.list::<FargateProfile>() {
+        index.profiles.insert(profile.name_any(), profile.clone());
+    }
     index.profiles_changed();
     let group = SecurityGroup::new("default", SecurityGroupSpec::default());
     index.groups.insert(named("default"), group);
