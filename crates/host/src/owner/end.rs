@@ -113,7 +113,7 @@ impl<H: Hypervisor> State<H> {
             tokio::time::sleep(RETRY).await;
         }
         let path = credentials::file(&self.context.options.directory, &self.name);
-        if let Err(error) = files::absent_is_fine(std::fs::remove_file(path)) {
+        if let Err(error) = files::remove(&path) {
             tracing::error!(environment = %self.name, %error, "credentials stay behind");
         }
         let api: Api<Environment> = Api::all(self.context.client.clone());

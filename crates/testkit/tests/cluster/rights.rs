@@ -92,9 +92,15 @@ fn requests(cluster: &Cluster, user: &str) -> Vec<Request> {
 /// Whether the request needs the right.
 fn needs(request: &Request, right: &Right) -> bool {
     let asked = &request.right;
-    // An apply creates what is not there, and needs the right to.
-    let verb = asked.verb == right.verb || (asked.verb == "patch" && right.verb == "create");
-    verb && asked.group == right.group
+    let verbs: &[&str] = match asked.verb.as_str() {
+        // An apply creates what is not there, and needs the right to.
+        "patch" => &["patch", "create"],
+        // Informers list, unless the API server streams them the list.
+        "watch" => &["watch", "list"],
+        verb => &[verb],
+    };
+    verbs.contains(&right.verb.as_str())
+        && asked.group == right.group
         && asked.resource == right.resource
         && (right.name.is_none() || right.name == asked.name)
 }
