@@ -87,7 +87,7 @@ func (h hostNode) RoundTrip(request *http.Request) (*http.Response, error) {
 
 func answer(request *http.Request, status int, kind string, body io.ReadCloser) *http.Response {
 	return &http.Response{
-		Status: http.StatusText(status), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
+		Status: fmt.Sprintf("%d %s", status, http.StatusText(status)), StatusCode: status, Proto: "HTTP/1.1", ProtoMajor: 1, ProtoMinor: 1,
 		Header: http.Header{"Content-Type": {kind}}, Body: body, ContentLength: -1, Request: request,
 	}
 }

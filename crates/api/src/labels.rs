@@ -71,6 +71,8 @@ pub const WEBHOOK_AUTHORITY: &str = "monopod-webhook-authority";
 /// Who events on profiles are from.
 pub const PROFILE_REPORTER: &str = "fargate-manager";
 
+/// The lease by which one of several control processes acts, in `kube-system`.
+pub const CONTROL_LEASE: &str = "monopod-control";
 /// User name of the control process.
 pub const CONTROL_USER: &str = "monopod:control";
 /// Group of all host processes.

@@ -56,7 +56,7 @@ pub fn of_the_cluster() -> Result<Vec<Value>> {
             upstream(
                 "monopod:invited",
                 "system:node-bootstrapper",
-                group("system:bootstrappers:monopod"),
+                group(labels::INVITED_GROUP),
             )?,
             // With this right, and no other of the kubelet API, the API server serves logs, exec and attach.
             upstream(
@@ -149,7 +149,7 @@ fn control_in_kube_system() -> Vec<PolicyRule> {
     vec![
         // The lease by which one of several control processes acts.
         to::<Lease>("create"),
-        only(&["monopod-control"], to::<Lease>("get update")),
+        only(&[labels::CONTROL_LEASE], to::<Lease>("get update")),
         // Tokens of `monopod host token`: marked as used, for good, before a certificate is approved.
         // The webhook's authorities.
         to::<Secret>("patch"),

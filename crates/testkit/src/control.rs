@@ -1,6 +1,7 @@
 //! A second control process, which the cluster does not start by itself, and the one that acts.
 
 use crate::{Cluster, Ended};
+use monopod_api::labels;
 
 /// Its name in the election.
 pub const SECOND_CONTROL: &str = "second";
@@ -17,7 +18,7 @@ impl Cluster {
 
     /// The name of the control process that acts; empty if none does.
     pub fn acting_control(&self) -> String {
-        let lease = self.get("kube-system", "lease", "monopod-control");
+        let lease = self.get("kube-system", "lease", labels::CONTROL_LEASE);
         let holder = &lease.unwrap_or_default()["spec"]["holderIdentity"];
         holder.as_str().unwrap_or_default().to_owned()
     }

@@ -8,8 +8,8 @@ use kube::api::{DynamicObject, ListParams, Patch, PatchParams, PostParams};
 use kube::core::GroupVersionKind;
 use kube::{Api, Client, ResourceExt, discovery};
 use monopod_api::labels::{WEBHOOK, WEBHOOK_OF_KUBE_SYSTEM};
-use monopod_api::names;
 use monopod_api::network::Subnet;
+use monopod_api::{names, rights};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -59,8 +59,8 @@ async fn apply_all(client: &Client, text: &str) -> anyhow::Result<()> {
 /// Applies what a host needs before it comes.
 pub async fn apply_host(client: &Client, host: &str) -> anyhow::Result<()> {
     let text = HOST
-        .replace("NAMESPACE", &names::host_namespace(host))
-        .replace("HOST", host);
+        .replace(rights::HOST_NAMESPACE, &names::host_namespace(host))
+        .replace(rights::HOST_NAME, host);
     apply_all(client, &text).await
 }
 

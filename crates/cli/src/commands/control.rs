@@ -3,6 +3,7 @@
 use crate::cluster::{client, pki};
 use crate::settings::{Layout, LocalPort};
 use clap::Args;
+use monopod_api::labels;
 use monopod_control::{Candidate, Options, WebhookOptions};
 use std::net::SocketAddr;
 use std::process::ExitCode;
@@ -36,7 +37,7 @@ impl Control {
             kubernetes_version: monopod_api::KUBERNETES_VERSION.to_owned(),
             candidate: Candidate {
                 namespace: "kube-system".to_owned(),
-                name: "monopod-control".to_owned(),
+                name: labels::CONTROL_LEASE.to_owned(),
                 identity: identity.unwrap_or_else(|| settings.host_name.clone()),
             },
             max_profiles: settings.max_profiles,

@@ -491,7 +491,7 @@ fn delete_node(api: &mut Api, environment: &Environment) -> Result<(), Refused> 
     Ok(())
 }
 
-fn absent_is_fine<T>(result: Result<T, Refused>) -> Result<Option<Object>, Refused> {
+pub(super) fn absent_is_fine<T>(result: Result<T, Refused>) -> Result<Option<Object>, Refused> {
     match result {
         Ok(_) | Err(Refused::NotFound) => Ok(None),
         Err(refused) => Err(refused),

@@ -1,6 +1,7 @@
 //! The end of a profile: whose pods are evicted, and which are deleted in spite of their budget, and when.
 
 use super::api::{Api, Object, Only, Refused};
+use super::control::absent_is_fine;
 use super::world::GRACE_SECONDS;
 use crate::index::Index;
 use crate::profiles::pods_of_deleted;
@@ -102,10 +103,7 @@ pub(super) fn execute(api: &mut Api, effect: &Effect) -> Result<Option<Object>, 
         }
         Effect::LetGo(name) => {
             let let_go = |profile: &mut FargateProfile| profile.metadata.finalizers = None;
-            match api.update(name, &Only::default(), let_go) {
-                Ok(()) | Err(Refused::NotFound) => {}
-                Err(refused) => return Err(refused),
-            }
+            return absent_is_fine(api.update(name, &Only::default(), let_go));
         }
         _said => {}
     }

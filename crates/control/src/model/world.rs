@@ -495,7 +495,7 @@ fn index(api: &Api) -> Index {
 
 fn pod(n: u8) -> Pod {
     let mut pod = json!({
-        "metadata": {"name": format!("pod-{n}"), "namespace": "default", "labels": {labels::FARGATE_PROFILE: "fp-default"}},
+        "metadata": {"name": format!("pod-{n}"), "namespace": "default", "labels": {labels::FARGATE_PROFILE: drain::PROFILE}},
         "spec": {"schedulerName": labels::SCHEDULER_NAME, "containers": [{"name": "c", "image": "nginx"}]},
         "status": {"phase": "Pending"},
     });
