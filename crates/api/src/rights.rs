@@ -83,7 +83,7 @@ pub fn of_a_host() -> Result<Vec<Value>> {
     })?;
     // Control writes the registry credentials of one environment; the host reads them.
     let control = vec![to::<Secret>("create patch delete")];
-    let host = vec![to::<Secret>("get list watch"), to::<Lease>("create patch")];
+    let host = vec![to::<Secret>("list watch"), to::<Lease>("create patch")];
     let itself = user(&format!("{}{HOST_NAME}", labels::HOST_USER_PREFIX));
     let objects = [
         vec![namespace],

@@ -216,21 +216,25 @@ const OWN: &str = "monopod-host-host-1";
 
 /// Who reads the role's secret, and what the host was given of it.
 fn out_of_reach(cluster: &Cluster, environment: &str, node: &str) {
-    let read = |user: &str, namespace: &str, secret: &str| {
-        cluster.kubectl_as(user, &["get", "secret", "-n", namespace, secret], "")
+    let list = |user: &str, of: &[&str]| {
+        cluster.kubectl_as(user, &[&["get", "secrets", "-o", "name"], of].concat(), "")
     };
-    assert!(read("host", OWN, environment).success, "the host's own");
+    let own = list("host", &["-n", OWN]).out;
     assert!(
-        read("host", "platform", "registry")
-            .err
-            .contains("forbidden")
+        own.contains(&format!("secret/{environment}\n")),
+        "the host's own: {own}"
     );
-    let listed = cluster.kubectl_as("control", &["get", "secrets", "-A"], "");
-    assert!(
-        listed.err.contains("forbidden"),
-        "control cannot list: {}",
-        listed.out
-    );
+    for (user, of) in [
+        ("host", ["-n", "platform"].as_slice()),
+        ("control", &["--all-namespaces"]),
+    ] {
+        let listed = list(user, of);
+        assert!(
+            listed.err.contains("forbidden"),
+            "{user} {of:?}: {}",
+            listed.out
+        );
+    }
     for (namespace, secret) in [("platform", "registry"), (OWN, environment)] {
         // The pod's own token, and its node's certificate.
         let account = "system:serviceaccount:roles:default";

@@ -60,7 +60,7 @@ fn rights(role: &Value) -> BTreeSet<Right> {
     rights
 }
 
-/// What users whose names begin so asked for.
+/// What processes of users whose names begin so asked for; not what checks did in their names, all by kubectl.
 fn requests(cluster: &Cluster, user: &str) -> Vec<Request> {
     let log =
         std::fs::read_to_string(cluster.data().join("logs/audit.log")).expect("the audit log");
@@ -70,6 +70,7 @@ fn requests(cluster: &Cluster, user: &str) -> Vec<Request> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     events
         .filter(|event| text(&event["user"]["username"]).starts_with(user))
+        .filter(|event| !text(&event["userAgent"]).starts_with("kubectl/"))
         .map(|event| {
             let object = &event["objectRef"];
             let resource = match object["subresource"].as_str() {
