@@ -30,7 +30,23 @@ impl Vms {
     /// VMs in which a shell script takes the node's place, once there is a task. It finds busybox at
     /// `/bin/busybox`, and can say something by [`POST`].
     pub(crate) fn with_node(network: &Network, script: &str) -> Self {
-        Self::new(network, &overlay(script))
+        let script = format!("{AWAIT_TASK}\n{POST}\n{script}");
+        Self::new(network, &overlay("sbin/monopod-node", &script))
+    }
+
+    /// VMs that greet their host with these bytes, and say nothing more.
+    pub(crate) fn that_greet(network: &Network, bytes: &[u8]) -> Self {
+        let bytes: Vec<String> = bytes.iter().map(|byte| format!("\\0{byte:o}")).collect();
+        let bytes = bytes.concat();
+        let script = format!(
+            r"
+until port=$($B grep -lx {} /sys/class/virtio-ports/*/name); do $B usleep 10000; done
+exec 3<>/dev/$($B basename ${{port%/name}})
+$B printf %b '{bytes}' >&3
+exec $B sleep 3600",
+            monopod_wire::CONTROL_PORT
+        );
+        Self::new(network, &overlay("sbin/monopod-platform", &script))
     }
 
     /// VMs as they are.
@@ -172,15 +188,15 @@ until { /bin/busybox printf 'GET /v1/task HTTP/1.0\r\n\r\n'; /bin/busybox usleep
 	/bin/busybox usleep 100000
 done"#;
 
-/// How scripts say something, as a phase: `post NAME`. `$B` is busybox.
+/// How scripts say something, as a phase: `post NAME`.
 const POST: &str = r#"
-B=/bin/busybox
 post() {
 	body="{\"name\":\"$1\",\"timeNs\":0}"
 	{ $B printf 'POST /v1/phase HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s' ${#body} "$body"; $B usleep 300000; } | $B nc -w 2 169.254.170.2 80
 }"#;
 
-fn overlay(script: &str) -> Vec<u8> {
+/// Puts a script in the place of a program. `$B` is busybox there.
+fn overlay(program: &str, script: &str) -> Vec<u8> {
     let root = tempfile::tempdir().unwrap();
     for directory in ["bin", "sbin"] {
         std::fs::create_dir(root.path().join(directory)).unwrap();
@@ -188,13 +204,13 @@ fn overlay(script: &str) -> Vec<u8> {
     let busybox = Path::new("/bin/busybox");
     std::fs::copy(busybox, root.path().join("bin/busybox"))
         .expect("these tests need the Debian package busybox-static");
-    let node = root.path().join("sbin/monopod-node");
+    let program = root.path().join(program);
     std::fs::write(
-        &node,
-        format!("#!/bin/busybox sh\n{AWAIT_TASK}\n{POST}\n{script}\n"),
+        &program,
+        format!("#!/bin/busybox sh\nB=/bin/busybox\n{script}\n"),
     )
     .unwrap();
-    std::fs::set_permissions(&node, Permissions::from_mode(0o755)).unwrap();
+    std::fs::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     let output = Command::new("sh")
         .args(["-c", "find . | cpio --quiet -o -H newc"])
         .current_dir(root.path())

@@ -2,7 +2,7 @@
 
 use crate::fixture::{self, Network, Vms, is, until};
 use monopod_host::hypervisor::{Hypervisor, HypervisorError, Vm, VmEvent};
-use monopod_wire::{Ended, GuestMessage, HostMessage, Stage};
+use monopod_wire::{Ended, GuestMessage, Hello, HostMessage, Stage, VERSION};
 
 #[tokio::test]
 async fn a_vm_goes_survives_its_host_and_stops() {
@@ -137,4 +137,27 @@ async fn names_that_are_no_file_names_are_refused() {
             Err(HypervisorError::Name { .. })
         ));
     }
+}
+
+/// Such a guest may understand Go, or something else by it.
+#[tokio::test]
+async fn a_guest_of_another_version_is_refused() {
+    let network = Network::new(15).await;
+    let other = VERSION + 1;
+    let hello = Hello {
+        version: other,
+        epoch: 1,
+        stage: Stage::Ready,
+    };
+    let hello = monopod_wire::encode(&GuestMessage::Hello(hello)).unwrap();
+    let vms = Vms::that_greet(&network, &hello);
+    let hypervisor = vms.hypervisor().await;
+    let refused = hypervisor.start(fixture::spec("env-other")).await;
+    assert!(
+        matches!(refused, Err(HypervisorError::Incompatible { version }) if version == other),
+        "{:?}",
+        refused.err()
+    );
+    assert_eq!(hypervisor.list().unwrap(), Vec::<String>::new());
+    assert_eq!(vms.spare(), Vec::<String>::new());
 }
