@@ -71,6 +71,14 @@ impl Cluster {
     /// # Panics
     /// If the cluster does not come up.
     pub fn bring_up(&self) -> Output {
+        self.bring_up_by(&self.monopod)
+    }
+
+    /// The same with the `monopod` of another release.
+    ///
+    /// # Panics
+    /// If the cluster does not come up.
+    pub fn bring_up_by(&self, monopod: &Path) -> Output {
         let number = u16::from(self.number);
         let (link, cidr) = (
             format!("100.64.{number}.0/30"),
@@ -97,7 +105,7 @@ impl Cluster {
             &registries,
         ];
         arguments.extend(self.flags.iter().map(String::as_str));
-        let output = self.monopod(&arguments);
+        let output = self.run_by(monopod, &arguments, "");
         assert!(
             output.success,
             "monopod up failed\n{}\n{}\n{}",
@@ -382,7 +390,11 @@ impl Cluster {
     }
 
     fn run(&self, arguments: &[&str], input: &str) -> Output {
-        let mut command = Command::new(&self.monopod);
+        self.run_by(&self.monopod, arguments, input)
+    }
+
+    fn run_by(&self, monopod: &Path, arguments: &[&str], input: &str) -> Output {
+        let mut command = Command::new(monopod);
         command.arg("--data").arg(self.data()).args(arguments);
         run(&mut command, input)
     }

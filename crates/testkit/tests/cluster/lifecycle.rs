@@ -2,7 +2,6 @@ use crate::byhand::in_vpc;
 use crate::{START, event_messages, namespace, shell_pod};
 use monopod_testkit::{Cluster, is_ready, kill, wait};
 use serde_json::{Value, json};
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 /// What the issue promises after the end of the grace period.
@@ -311,58 +310,6 @@ fn follows_services(cluster: &Cluster) {
             .contains(&address)
             .then_some(())
             .ok_or_else(|| address.clone())
-    });
-}
-
-/// As it is done for an upgrade.
-pub(crate) fn handed_over(cluster: &Cluster) {
-    namespace(cluster, "upgraded");
-    cluster.apply(&shell_pod("upgraded", "steady", "sleep 100000"));
-    let before = cluster.wait_ready("upgraded", "steady", START);
-    let environment = cluster.environment_of(&before).expect("an environment");
-    let vm = vm_process(cluster, &environment);
-    // A subnet is for new pods; those that have an address keep it.
-    rename_subnet(cluster, "private-a", "mine");
-    let output = cluster.monopod(&["down", "--keep-pods"]);
-    assert!(output.success, "{}{}", output.out, output.err);
-    let status = cluster.monopod(&["status"]).out;
-    assert!(
-        !status.contains("PART") && status.contains("VMs may go on"),
-        "{status}"
-    );
-    // Control cannot start, and the VM goes on still.
-    let busy = TcpListener::bind(("127.0.0.1", cluster.admin_ports()[0])).expect("a free port");
-    let failed = cluster.monopod(&["up"]);
-    assert!(!failed.success, "{}", failed.out);
-    drop(busy);
-    cluster.bring_up();
-    let answered = cluster.kubectl(&["exec", "-n", "upgraded", "steady", "--", "echo", "alive"]);
-    assert_eq!(answered, "alive\n");
-    let after = cluster.wait_ready("upgraded", "steady", START);
-    assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
-    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
-    assert_eq!(vm_process(cluster, &environment), vm, "the same VM");
-    assert!(
-        cluster.get("", "subnet", "private-a").is_none(),
-        "where there are subnets, none is made"
-    );
-    cluster.kubectl(&["delete", "pod", "-n", "upgraded", "steady"]);
-    gone(cluster, &environment, GONE);
-    rename_subnet(cluster, "mine", "private-a");
-    cluster.kubectl(&["delete", "namespace", "upgraded", "--wait=false"]);
-}
-
-fn rename_subnet(cluster: &Cluster, from: &str, to: &str) {
-    let old = cluster.get("", "subnet", from).expect("there");
-    cluster.kubectl(&["delete", "subnet", from]);
-    let new = json!({
-        "apiVersion": "monopod.dev/v1alpha1", "kind": "Subnet",
-        "metadata": {"name": to}, "spec": old["spec"],
-    });
-    // The API server's policies may know the old one for a moment.
-    wait("the addresses are free", GONE, || {
-        let output = cluster.try_apply(&new);
-        output.success.then_some(()).ok_or(output.err)
     });
 }
 

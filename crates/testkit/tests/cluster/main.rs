@@ -22,6 +22,7 @@ mod rights;
 mod services;
 mod teardown;
 mod trace;
+mod upgrade;
 
 use monopod_testkit::{Check, Cluster, number, run};
 use serde_json::{Value, json};
@@ -231,7 +232,7 @@ const CHECKS: &[Check] = &[
     ),
     (
         "lifecycle::pods_go_on_while_everything_else_is_replaced",
-        lifecycle::handed_over,
+        upgrade::handed_over,
     ),
     (
         "lifecycle::up_again_finds_the_same_pods",
