@@ -359,8 +359,21 @@ pub async fn remove(vpc: &Vpc) -> Result<(), NetworkError> {
     if has_link(&[], &vpc.host_device()).await? {
         run("ip", &["link", "delete", &vpc.host_device()], "").await?;
     }
+    let namespace = vpc.namespace();
     if vpc.namespace_path().exists() {
-        run("ip", &["netns", "delete", &vpc.namespace()], "").await?;
+        // The kernel takes a namespace apart some time later, and until then nobody else has the device's number.
+        if matches!(
+            has_link(&["-n", &namespace], UNDERLAY_DEVICE).await,
+            Ok(true)
+        ) {
+            run(
+                "ip",
+                &["-n", &namespace, "link", "delete", UNDERLAY_DEVICE],
+                "",
+            )
+            .await?;
+        }
+        run("ip", &["netns", "delete", &namespace], "").await?;
     }
     Ok(())
 }

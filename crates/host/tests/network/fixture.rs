@@ -91,6 +91,18 @@ impl Fixture {
         }
     }
 
+    /// Removes the VPC and makes it at once, as `down` and `up` do, while the kernel has the former namespace still.
+    pub(crate) fn make_again(&self) {
+        let vpc = self.vpc.clone();
+        let _former =
+            std::fs::File::open(format!("/run/netns/{}", vpc.namespace())).expect("its namespace");
+        on(self.machine.as_deref(), async move {
+            network::remove(&vpc).await?;
+            network::ensure(&vpc).await
+        })
+        .expect("the VPC is made again");
+    }
+
     pub(crate) fn address(&self, last: u8) -> Ipv4Addr {
         let [a, b, ..] = self.vpc.cidr.network().octets();
         Ipv4Addr::new(a, b, 1, last)

@@ -215,3 +215,13 @@ fn a_machine_does_not_get_packets_that_claim_to_be_from_its_own_pods() {
         .expect("the rule");
     assert!(!rule.contains("packets 0 "), "not dropped: {rule}");
 }
+
+#[test]
+fn a_vpc_is_made_again_right_after_its_end() {
+    let cable = Cable::new("two9");
+    for vpc in &vpcs(&cable) {
+        for _ in 0..3 {
+            vpc.make_again();
+        }
+    }
+}
