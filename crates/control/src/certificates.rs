@@ -1,11 +1,11 @@
 //! Approves the certificate requests that hosts make for their nodes and for themselves, and invited
-//! machines for themselves, and denies all others.
+//! machines for themselves, and denies all others. Requests for an environment go with it.
 
 use crate::index::Shared;
 use jiff::Timestamp;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{Patch, PatchParams};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
 use monopod_api::labels;
@@ -138,8 +138,22 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
         .unwrap_or_default();
     let environment = index.lock().environment_of_node(node).cloned();
     let verdict = judge(&request.spec, &requested, environment.as_ref());
-    if matches!(verdict, Verdict::Deny(_)) && environment.is_none() && young {
-        return false;
+    if let (Verdict::Deny(why), None) = (&verdict, &environment) {
+        if young {
+            return false;
+        }
+        // A host that was cut off asks for what was given up meanwhile: nothing else would take the request away.
+        let named = request.labels().get(labels::ENVIRONMENT);
+        if let Some(named) = named.filter(|name| !index.lock().environments.contains_key(*name)) {
+            tracing::warn!(request = %request.name_any(), environment = %named, %why, "certificate request deleted");
+            return match forget(client, named).await {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(environment = %named, error = &error as &dyn std::error::Error, "requests will be deleted later");
+                    false
+                }
+            };
+        }
     }
     let approved = (
         "EnvironmentHost",
@@ -229,6 +243,16 @@ async fn answer(
             false
         }
     }
+}
+
+/// Deletes the requests for an environment. Each attempt and renewal has a name of its own; the label finds them all.
+pub(crate) async fn forget(client: &Client, environment: &str) -> Result<(), kube::Error> {
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let selected = ListParams::default().labels(&format!("{}={environment}", labels::ENVIRONMENT));
+    requests
+        .delete_collection(&DeleteParams::default(), &selected)
+        .await?;
+    Ok(())
 }
 
 /// What a PEM-encoded PKCS #10 request asks for; none if it is none.

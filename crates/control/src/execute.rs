@@ -1,10 +1,10 @@
 //! Carries out what `core` decided. Every effect is idempotent and names the incarnation it is for.
 
+use crate::certificates;
 use crate::credentials::Credentials;
 use crate::index::Shared;
 use crate::metrics::Metrics;
 use jiff::Timestamp;
-use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
@@ -377,13 +377,7 @@ impl Executor {
         }
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         absent_is_fine(leases.delete(name, &DeleteParams::default()).await)?;
-        // Each attempt and renewal has a name of its own; the label finds them all.
-        let requests: Api<CertificateSigningRequest> = self.all();
-        let label = format!("{}={}", labels::ENVIRONMENT, environment.name_any());
-        let selected = kube::api::ListParams::default().labels(&label);
-        requests
-            .delete_collection(&DeleteParams::default(), &selected)
-            .await?;
+        certificates::forget(&self.client, &environment.name_any()).await?;
         Ok(())
     }
 
