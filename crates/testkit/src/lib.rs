@@ -26,7 +26,7 @@ pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, cpu_time, freeze, kill, processes_with};
 pub use registry::Registry;
 pub use release::Release;
-pub use remains::{Site, leftovers, part};
+pub use remains::{Site, leftovers, part, runs, vm_process};
 pub use room::Room;
 pub use suite::{Check, is_whole, number, run};
 

@@ -1,9 +1,8 @@
 //! What an environment leaves behind, which must be nothing.
 
 use crate::cluster::{Cluster, Output};
-use crate::process::processes_with;
 use serde_json::Value;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// Where a host keeps what it has.
@@ -23,7 +22,24 @@ pub fn part(status: &Output, name: &str) -> Value {
     part.unwrap_or_default()
 }
 
-/// Everything that must vanish with a pod; says what is left.
+/// The command line of an environment's VM, which names the VM and not the environment; none if its host has no such VM.
+pub fn vm_process(environment: &str, host: &Site) -> Option<PathBuf> {
+    let record = host
+        .data
+        .join("host/vms")
+        .join(environment)
+        .join("record.json");
+    let record: Value = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
+    let pid = record["process"]["pid"].as_i64()?;
+    Some(PathBuf::from(format!("/proc/{pid}/cmdline")))
+}
+
+/// Whether a VM's process is there.
+pub fn runs(process: &Path) -> bool {
+    std::fs::read_to_string(process).is_ok_and(|arguments| arguments.contains("guest=vm-"))
+}
+
+/// Everything that must vanish with a pod but its VM's process; says what is left.
 ///
 /// # Panics
 /// If it is no environment.
@@ -97,9 +113,6 @@ pub fn leftovers(cluster: &Cluster, environment: &Value, host: &Site) -> Vec<Str
         .expect("ip runs");
     if links.status.success() {
         left.push(tap);
-    }
-    if processes_with(name) > 0 {
-        left.push("VM process".to_owned());
     }
     left
 }

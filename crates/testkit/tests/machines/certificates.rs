@@ -1,7 +1,7 @@
 //! Certificates that last for two minutes are renewed, and nobody notices.
 
 use crate::{SECOND, START, pod_on, second};
-use monopod_testkit::{Cluster, Frozen, SECOND_CONTROL, part, wait};
+use monopod_testkit::{Cluster, Frozen, Machine, SECOND_CONTROL, part, wait};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -69,9 +69,24 @@ impl Running {
 }
 
 /// When a node was heard of.
-fn renewed(cluster: &Cluster, node: &str) -> Value {
+fn heard_of(cluster: &Cluster, node: &str) -> Value {
     let lease = cluster.get("kube-node-lease", "lease", node);
     lease.expect("its lease")["spec"]["renewTime"].clone()
+}
+
+/// A host's own.
+fn certificate(machine: &Machine) -> String {
+    let path = machine.data().join("pki/host.crt");
+    std::fs::read_to_string(path).expect("its certificate")
+}
+
+/// Waits until a host has a new certificate of its own.
+pub(crate) fn renewed(machine: &Machine) {
+    let before = certificate(machine);
+    wait("another certificate", LIFETIME, || {
+        let other = certificate(machine) != before;
+        other.then_some(()).ok_or_else(|| "not yet".to_owned())
+    });
 }
 
 /// The webhook is asked, and changes the pod: it fails closed.
@@ -121,13 +136,9 @@ pub(crate) fn rotate(cluster: &Cluster) {
     });
     drop(frozen);
 
-    let own = || {
-        let guard = second();
-        let path = guard.as_ref().expect("joined").data().join("pki/host.crt");
-        std::fs::read_to_string(path).expect("its certificate")
-    };
+    let own = || certificate(second().as_ref().expect("joined"));
     let (begin, first, certificate) = (Instant::now(), trusted(cluster), own());
-    let mut leases = nodes.map(|node| renewed(cluster, node));
+    let mut leases = nodes.map(|node| heard_of(cluster, node));
     let mut seen = 0;
     loop {
         admits(cluster);
@@ -138,7 +149,7 @@ pub(crate) fn rotate(cluster: &Cluster) {
         let now = trusted(cluster);
         seen = seen.max(now.len());
         if begin.elapsed() < LIFETIME {
-            leases = nodes.map(|node| renewed(cluster, node));
+            leases = nodes.map(|node| heard_of(cluster, node));
         }
         let replaced = !now.iter().any(|name| first.contains(name));
         if replaced && begin.elapsed() > LIFETIME + LIFETIME / 4 {
@@ -153,7 +164,7 @@ pub(crate) fn rotate(cluster: &Cluster) {
     assert!(seen >= 2, "authorities that overlap");
     assert_ne!(own(), certificate, "the second host's own certificate");
     for (node, before) in nodes.into_iter().zip(leases) {
-        assert_ne!(renewed(cluster, node), before, "the lease of {node}");
+        assert_ne!(heard_of(cluster, node), before, "the lease of {node}");
     }
     drop(other);
     cluster.kubectl(&["delete", "pod", "over", "steady-one", "steady-two"]);

@@ -1,7 +1,7 @@
 //! How a machine leaves a cluster, and comes back.
 
-use crate::{SECOND, START, second};
-use monopod_testkit::{Cluster, leftovers, wait};
+use crate::{SECOND, START, certificates, second};
+use monopod_testkit::{Cluster, Machine, leftovers, runs, vm_process, wait};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -100,6 +100,13 @@ fn is_out(cluster: &Cluster) {
     });
 }
 
+fn nothing_is_left(cluster: &Cluster, machine: &Machine, environment: &Value) {
+    wait("nothing is left of what it had", START, || {
+        let left = leftovers(cluster, environment, &machine.site());
+        left.is_empty().then_some(()).ok_or_else(|| left.join(", "))
+    });
+}
+
 pub(crate) fn drained(cluster: &Cluster) {
     deployment(cluster, "moves", 2);
     // One that nobody would make anew, of the checks before.
@@ -157,20 +164,27 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     );
     let guard = second();
     let machine = guard.as_ref().expect("joined");
-    let off = machine.monopod(&["down"]);
-    assert!(off.success, "{}{}", off.out, off.err);
+    let name = environment["metadata"]["name"].as_str().expect("a name");
+    let vm = vm_process(name, &machine.site()).expect("its VM");
+    // So that its certificate lasts longer than what follows.
+    certificates::renewed(machine);
+    machine.plug(false);
     let said = monopod(cluster, &["host", "forget", SECOND, "--yes"]);
     assert!(said.contains("given up"), "{said}");
     available(cluster, "survives", "host-1", 1);
     is_out(cluster);
+    assert!(runs(&vm), "nobody could tell its host");
 
+    // Back, it learns that its pods are others' now.
+    machine.plug(true);
+    nothing_is_left(cluster, machine, &environment);
+    assert!(!runs(&vm), "{}", vm.display());
+    is_out(cluster);
     // With a certificate that may have ended meanwhile.
+    let off = machine.monopod(&["down"]);
+    assert!(off.success, "{}{}", off.out, off.err);
     let up = machine.join(&cluster.token(SECOND));
     assert!(up.success, "{}{}", up.out, up.err);
     takes_vms(cluster);
-    wait("nothing is left of what it had", START, || {
-        let left = leftovers(cluster, &environment, &machine.site());
-        left.is_empty().then_some(()).ok_or_else(|| left.join(", "))
-    });
     cluster.kubectl(&["delete", "deployment,pdb", "survives"]);
 }
