@@ -1,9 +1,8 @@
 //! The pods of a scene, and what a machine has of their VMs.
 
 use crate::fault::{Fault, Phase};
-use monopod_testkit::Site;
+use monopod_testkit::{Site, process, record, record_of};
 use serde_json::{Value, json};
-use std::path::Path;
 
 /// What a machine has written down of a VM.
 pub(crate) struct Stored {
@@ -13,21 +12,16 @@ pub(crate) struct Stored {
     pub(crate) pid: Option<i32>,
 }
 
-fn stored(directory: &Path) -> Option<Stored> {
-    let record = std::fs::read(directory.join("record.json")).ok()?;
-    let record: Value = serde_json::from_slice(&record).ok()?;
+fn stored(record: &Value) -> Option<Stored> {
     Some(Stored {
         id: record["id"].as_str()?.to_owned(),
-        pid: record["process"]["pid"]
-            .as_i64()
-            .and_then(|pid| pid.try_into().ok()),
+        pid: process(record),
     })
 }
 
 /// The VM of an environment.
 pub(crate) fn of(site: &Site, environment: &Value) -> Option<Stored> {
-    let name = environment["metadata"]["name"].as_str()?;
-    stored(&site.data.join("host/vms").join(name))
+    stored(&record_of(environment, site).ok()?)
 }
 
 /// The names of all VMs of a machine.
@@ -35,7 +29,7 @@ pub(crate) fn ids(site: &Site) -> Vec<String> {
     let directories = ["vms", "spare"].map(|kind| site.data.join("host").join(kind));
     let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
     entries
-        .filter_map(|entry| Some(stored(&entry.ok()?.path())?.id))
+        .filter_map(|entry| Some(stored(&record(&entry.ok()?.path()).ok()?)?.id))
         .collect()
 }
 
@@ -43,7 +37,7 @@ pub(crate) fn ids(site: &Site) -> Vec<String> {
 pub(crate) fn started_last(site: &Site) -> Option<Stored> {
     let entries = std::fs::read_dir(site.data.join("host/spare")).ok()?;
     entries
-        .filter_map(|entry| stored(&entry.ok()?.path()))
+        .filter_map(|entry| stored(&record(&entry.ok()?.path()).ok()?))
         .max_by(|one, other| one.id.cmp(&other.id))
 }
 

@@ -2,7 +2,7 @@
 
 use crate::cluster::{Cluster, Output};
 use serde_json::Value;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 /// Where a host keeps what it has.
@@ -20,23 +20,6 @@ pub fn part(status: &Output, name: &str) -> Value {
     let parts = status["parts"].as_array().cloned().unwrap_or_default();
     let part = parts.into_iter().find(|part| part["name"] == name);
     part.unwrap_or_default()
-}
-
-/// The command line of an environment's VM, which names the VM and not the environment; none if its host has no such VM.
-pub fn vm_process(environment: &str, host: &Site) -> Option<PathBuf> {
-    let record = host
-        .data
-        .join("host/vms")
-        .join(environment)
-        .join("record.json");
-    let record: Value = serde_json::from_slice(&std::fs::read(record).ok()?).ok()?;
-    let pid = record["process"]["pid"].as_i64()?;
-    Some(PathBuf::from(format!("/proc/{pid}/cmdline")))
-}
-
-/// Whether a VM's process is there.
-pub fn runs(process: &Path) -> bool {
-    std::fs::read_to_string(process).is_ok_and(|arguments| arguments.contains("guest=vm-"))
 }
 
 /// Everything that must vanish with a pod but its VM's process; says what is left.

@@ -1,7 +1,8 @@
 use crate::byhand::in_vpc;
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, is_ready, kill, wait};
+use monopod_testkit::{Cluster, is_ready, kill, process, record_of, wait};
 use serde_json::{Value, json};
+use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 /// What the issue promises after the end of the grace period.
@@ -183,23 +184,21 @@ pub(crate) fn records(cluster: &Cluster, kind: &str) -> Vec<Value> {
     entries
         .into_iter()
         .flatten()
-        .filter_map(|entry| std::fs::read(entry.ok()?.path().join("record.json")).ok())
-        .map(|record| serde_json::from_slice(&record).expect("JSON"))
+        .filter_map(|entry| match monopod_testkit::record(&entry.ok()?.path()) {
+            // One that begins or ends has none, and there may be files beside them.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                None
+            }
+            record => Some(record.expect("a record")),
+        })
         .collect()
 }
 
 /// What the host knows of an environment's VM.
 pub(crate) fn record(cluster: &Cluster, environment: &Value) -> Value {
-    let name = environment["metadata"]["name"].as_str().expect("a name");
-    let vm = cluster.data().join("host/vms").join(name);
-    let record = std::fs::read(vm.join("record.json")).expect("a record");
-    serde_json::from_slice(&record).expect("JSON")
-}
-
-/// The process of a recorded VM, once there is one.
-pub(crate) fn process(record: &Value) -> Option<i32> {
-    let pid = record["process"]["pid"].as_i64()?;
-    i32::try_from(pid).ok()
+    record_of(environment, &cluster.site()).expect("a record")
 }
 
 /// The process of an environment's VM.

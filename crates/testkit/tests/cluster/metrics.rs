@@ -1,8 +1,8 @@
 //! What the processes export, and that the alert rules and the documentation are about that.
 
-use crate::lifecycle::{process, records, slow_pod};
+use crate::lifecycle::{records, slow_pod};
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, wait};
+use monopod_testkit::{Cluster, kill, process, wait};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};

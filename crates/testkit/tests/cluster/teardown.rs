@@ -1,22 +1,17 @@
 use crate::lifecycle::vms;
-use monopod_testkit::{Cluster, processes_with};
+use monopod_testkit::{Cluster, is_vm, process, processes_with};
 use std::process::Command;
 
 /// With a pod still running, `down` leaves no process, network namespace, tap, mount or table.
 pub(crate) fn down(cluster: Cluster) {
     let (data, name) = (cluster.data().to_owned(), cluster.name().to_owned());
-    let processes: Vec<i64> = vms(&cluster)
-        .iter()
-        .filter_map(|vm| vm["process"]["pid"].as_i64())
-        .collect();
+    let processes: Vec<i32> = vms(&cluster).iter().filter_map(process).collect();
     assert!(!processes.is_empty(), "a pod runs until now");
     let output = cluster.monopod(&["down"]);
     assert!(output.success, "{}{}", output.out, output.err);
     assert_eq!(processes_with(&data.display().to_string()), 0, "processes");
     for process in processes {
-        let process = format!("/proc/{process}/cmdline");
-        let arguments = std::fs::read_to_string(&process).unwrap_or_default();
-        assert!(!arguments.contains("guest=vm-"), "{process}: {arguments}");
+        assert!(!is_vm(process), "VM process {process}");
     }
     let namespaces = output_of("ip", &["netns", "list"]);
     assert!(!namespaces.contains(&name), "{namespaces}");

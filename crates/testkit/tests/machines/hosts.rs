@@ -1,7 +1,7 @@
 //! How a machine leaves a cluster, and comes back.
 
 use crate::{SECOND, START, certificates, second};
-use monopod_testkit::{Cluster, Machine, leftovers, runs, vm_process, wait};
+use monopod_testkit::{Cluster, is_vm, leftovers, process, record_of, wait};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -100,13 +100,6 @@ fn is_out(cluster: &Cluster) {
     });
 }
 
-fn nothing_is_left(cluster: &Cluster, machine: &Machine, environment: &Value) {
-    wait("nothing is left of what it had", START, || {
-        let left = leftovers(cluster, environment, &machine.site());
-        left.is_empty().then_some(()).ok_or_else(|| left.join(", "))
-    });
-}
-
 pub(crate) fn drained(cluster: &Cluster) {
     deployment(cluster, "moves", 2);
     // One that nobody would make anew, of the checks before.
@@ -164,8 +157,8 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     );
     let guard = second();
     let machine = guard.as_ref().expect("joined");
-    let name = environment["metadata"]["name"].as_str().expect("a name");
-    let vm = vm_process(name, &machine.site()).expect("its VM");
+    let vm = record_of(&environment, &machine.site()).expect("its VM");
+    let vm = process(&vm).expect("its process");
     // So that its certificate lasts longer than what follows.
     certificates::renewed(machine);
     machine.plug(false);
@@ -173,12 +166,15 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     assert!(said.contains("given up"), "{said}");
     available(cluster, "survives", "host-1", 1);
     is_out(cluster);
-    assert!(runs(&vm), "nobody could tell its host");
+    assert!(is_vm(vm), "nobody could tell its host");
 
     // Back, it learns that its pods are others' now.
     machine.plug(true);
-    nothing_is_left(cluster, machine, &environment);
-    assert!(!runs(&vm), "{}", vm.display());
+    wait("nothing is left of what it had", START, || {
+        let left = leftovers(cluster, &environment, &machine.site());
+        left.is_empty().then_some(()).ok_or_else(|| left.join(", "))
+    });
+    assert!(!is_vm(vm), "VM process {vm}");
     is_out(cluster);
     // With a certificate that may have ended meanwhile.
     let off = machine.monopod(&["down"]);
