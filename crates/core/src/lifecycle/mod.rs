@@ -82,6 +82,8 @@ pub struct Attempts {
     pub address: Option<Ipv4Addr>,
     /// Why it failed.
     pub failure: Failure,
+    /// Uid of the environment that failed last: it counts once, however often it is given up.
+    pub environment: Option<String>,
 }
 
 /// What a new environment is chosen from.
@@ -223,7 +225,9 @@ fn with_environment(
 ) -> Decision {
     let status = environment.status.clone().unwrap_or_default();
     match node_of(pod) {
-        None if is_terminal(pod) => Decision::now([Effect::DeleteEnvironment]),
+        None if is_terminal(pod) || pod.metadata.deletion_timestamp.is_some() => {
+            Decision::now([Effect::DeleteEnvironment])
+        }
         None => provisioning::decide(observed, pod, environment, seed, now),
         Some(node) if node != environment.spec.node => Decision::now([Effect::DeleteEnvironment]),
         Some(_) if status.phase.is_terminal() => release::ended(pod, environment, now),
@@ -252,21 +256,20 @@ pub fn is_there(environment: &Environment, current: Option<&Environment>) -> boo
 
 /// Whether a node is the one that the environment made, and Ready.
 fn is_ready_for(node: &Node, environment: &Environment) -> bool {
-    let Some(name) = &environment.metadata.name else {
-        return false;
-    };
-    let provider = node
-        .spec
-        .as_ref()
-        .and_then(|s| s.provider_id.as_deref())
-        .unwrap_or_default();
+    let ours =
+        environment_of(node).is_some_and(|name| environment.metadata.name.as_deref() == Some(name));
     let ready = node
         .status
         .iter()
         .flat_map(|s| s.conditions.iter().flatten())
         .any(|condition| condition.type_ == "Ready" && condition.status == "True");
-    let ours = provider.starts_with("monopod:///") && provider.rsplit('/').next() == Some(name);
     ours && ready && node.metadata.deletion_timestamp.is_none()
+}
+
+/// The name of the environment that made a node; none if it is not one of ours.
+pub fn environment_of(node: &Node) -> Option<&str> {
+    let provider = node.spec.as_ref()?.provider_id.as_deref()?;
+    provider.strip_prefix("monopod:///")?.rsplit('/').next()
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

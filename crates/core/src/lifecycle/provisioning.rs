@@ -126,30 +126,35 @@ fn give_up(
     let PodReference {
         namespace, name, ..
     } = &environment.spec.pod;
+    let undo = [Effect::Nominate { node: None }, Effect::DeleteEnvironment];
+    let uid = &environment.metadata.uid;
+    // What follows may have failed before; the attempt is the same one.
+    if observed.attempts.is_some_and(|a| a.environment == *uid) {
+        return Decision::now(undo);
+    }
     let failures = observed
         .attempts
         .map_or(0, |a| a.failures)
         .saturating_add(1);
     let next = now + Backoff::PROVISIONING.jittered(failures, seed);
-    Decision::now([
-        Effect::RememberFailure(Attempts {
-            failures,
-            next,
-            host: environment.spec.host.clone(),
-            address: environment.spec.address.parse().ok(),
-            failure,
-        }),
-        Effect::Explain {
-            cause: Cause::Provisioning,
-            message: format!(
-                "{}: {why}; try {} is made at {next:.0}",
-                messages::provisioning_timed_out(namespace, name),
-                failures.saturating_add(1),
-            ),
-        },
-        Effect::Nominate { node: None },
-        Effect::DeleteEnvironment,
-    ])
+    let tell = Effect::Explain {
+        cause: Cause::Provisioning,
+        message: format!(
+            "{}: {why}; try {} is made at {next:.0}",
+            messages::provisioning_timed_out(namespace, name),
+            failures.saturating_add(1),
+        ),
+    };
+    let remember = Effect::RememberFailure(Attempts {
+        failures,
+        next,
+        host: environment.spec.host.clone(),
+        address: environment.spec.address.parse().ok(),
+        failure,
+        environment: uid.clone(),
+    });
+    // Remembered once it is told: what fails before that is told again.
+    Decision::now([tell, remember].into_iter().chain(undo).collect::<Vec<_>>())
 }
 
 /// Shows on the pod where it will run, and how large it is there.

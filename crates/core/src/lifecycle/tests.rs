@@ -20,6 +20,8 @@ struct Cluster {
     interface: Option<NetworkInterface>,
     node: Option<Node>,
     attempts: Option<Attempts>,
+    /// Environments so far.
+    made: u32,
     profiles: Profiles,
     roles: BTreeMap<String, PodExecutionRoleSpec>,
     network: Network,
@@ -69,6 +71,7 @@ impl Cluster {
             interface: None,
             node: None,
             attempts: None,
+            made: 0,
             profiles: Profiles::from([("fp-default".to_owned(), profile)]),
             roles: BTreeMap::from([("default".to_owned(), PodExecutionRoleSpec::default())]),
             network: Network {
@@ -144,6 +147,8 @@ impl Cluster {
                     "an environment before its interface"
                 );
                 new.metadata.creation_timestamp = stamp(self.now);
+                self.made += 1;
+                new.metadata.uid = Some(format!("environment-{}", self.made));
                 self.environment = Some(*new);
             }
             Effect::Nominate { node } => {
@@ -479,6 +484,7 @@ enum Happening {
     PodDeletionAsked,
     Seconds(i64),
     ControlKilledAfter(usize),
+    EffectRefusedAfter(usize),
     InterfaceSwept,
 }
 
@@ -491,6 +497,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::PodDeletionAsked),
         2 => (1i64..200).prop_map(Happening::Seconds),
         4 => (0usize..4).prop_map(Happening::ControlKilledAfter),
+        4 => (0usize..4).prop_map(Happening::EffectRefusedAfter),
         2 => Just(Happening::InterfaceSwept),
     ]
 }
@@ -498,11 +505,12 @@ fn happening() -> impl Strategy<Value = Happening> {
 proptest! {
     /// Under any order of events and crashes between any two effects there is never a second
     /// environment or interface or binding, nothing is released under a living VM (asserted where
-    /// effects are applied), and in the end a deleted pod leaves nothing behind.
+    /// effects are applied), an attempt that fails counts once, and in the end a deleted pod leaves nothing behind.
     #[test]
     fn no_schedule_breaks_the_invariants(schedule in prop::collection::vec(happening(), 0..40)) {
         let mut cluster = Cluster::new();
-        for event in schedule {
+        let mut schedule = schedule.into_iter().peekable();
+        while let Some(event) = schedule.next() {
             match event {
                 Happening::Host(phase) => cluster.host(phase),
                 Happening::PodDeleted => {
@@ -512,17 +520,14 @@ proptest! {
                     }
                 }
                 Happening::PodDeletionAsked => {
+                    // An unbound one stays as well, if somebody has a finalizer on it.
                     let end = cluster.now + SignedDuration::from_secs(30);
-                    if let Some(pod) = cluster.pod.as_mut().filter(|p| node_of(p).is_some()) {
+                    if let Some(pod) = cluster.pod.as_mut() {
                         pod.metadata.deletion_timestamp = serde_json::from_value(json!(end.to_string())).expect("a time");
                     }
                 }
                 Happening::Seconds(seconds) => cluster.now += SignedDuration::from_secs(seconds),
-                Happening::ControlKilledAfter(count) => {
-                    let decision = cluster.decide();
-                    cluster.carry_out(decision, count);
-                    cluster.attempts = None;
-                }
+                Happening::ControlKilledAfter(_) | Happening::EffectRefusedAfter(_) => {}
                 Happening::InterfaceSwept => {
                     if let Some(interface) = cluster.interface.clone() {
                         match decide_interface(&interface, cluster.environment.is_some(), cluster.now) {
@@ -537,7 +542,23 @@ proptest! {
                     }
                 }
             }
-            cluster.step();
+            // An end that comes next, in the midst of what this event leads to.
+            let is_whole = !matches!(schedule.peek(), Some(Happening::ControlKilledAfter(_) | Happening::EffectRefusedAfter(_)));
+            match schedule.peek() {
+                Some(&Happening::ControlKilledAfter(count)) => {
+                    cluster.carry_out(cluster.decide(), count);
+                    cluster.attempts = None;
+                }
+                Some(&Happening::EffectRefusedAfter(count)) => cluster.carry_out(cluster.decide(), count),
+                _whole => {
+                    cluster.step();
+                }
+            }
+            let failures = cluster.attempts.as_ref().map_or(0, |attempts| attempts.failures);
+            let going = cluster.pod.as_ref().is_some_and(|p| p.metadata.deletion_timestamp.is_some() && node_of(p).is_none());
+            let kept = cluster.environment.as_ref().is_some_and(|e| e.metadata.deletion_timestamp.is_none());
+            prop_assert!(!(going && kept && is_whole), "a pod that is deleted is provisioned");
+            prop_assert!(failures <= cluster.made, "{failures} failures of {} attempts", cluster.made);
         }
         cluster.pod = None;
         for _ in 0..6 {
