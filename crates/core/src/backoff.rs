@@ -24,6 +24,12 @@ impl Backoff {
         last: SignedDuration::from_secs(30),
     };
 
+    /// Of a request for a certificate: Kubernetes keeps each that was denied for an hour.
+    pub const CERTIFICATES: Self = Self {
+        first: SignedDuration::from_secs(1),
+        last: SignedDuration::from_mins(5),
+    };
+
     /// The delay after this many failures, shortened by up to a third so that pods which failed
     /// together do not try together. `random` is any number.
     pub fn jittered(self, failures: u32, random: u64) -> SignedDuration {

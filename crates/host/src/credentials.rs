@@ -14,6 +14,7 @@ use kube::runtime::wait::await_condition;
 use kube::{Api, Client};
 use monopod_api::environment::Environment;
 use monopod_api::labels;
+use monopod_core::backoff::Backoff;
 use monopod_core::certificates::{CLIENT_SIGNER, LIFETIME_SECONDS, SERVING_SIGNER};
 use monopod_core::rotation::Validity;
 use monopod_ops::certificate::validity;
@@ -65,6 +66,18 @@ pub enum CredentialsError {
     /// What is asked for, or what came, lacks something.
     #[error("the environment or its certificate is not complete")]
     Incomplete,
+}
+
+impl CredentialsError {
+    /// After this time the next request is made, if this one was denied; counts those that were, one after the other.
+    pub(crate) fn delay(&self, denied: &mut u32) -> Option<Duration> {
+        let Self::Denied { .. } = self else {
+            return None;
+        };
+        *denied = denied.saturating_add(1);
+        let delay = Backoff::CERTIFICATES.jittered(*denied, rand::rng().random());
+        Some(delay.unsigned_abs())
+    }
 }
 
 /// Asks for the node's certificates and waits for them.

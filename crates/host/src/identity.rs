@@ -104,16 +104,20 @@ impl Renewal {
     /// Renews the certificate in time, until the token is cancelled.
     pub(crate) async fn keep(self, shutdown: CancellationToken) {
         let work = async {
-            let mut issued_at = None;
+            let (mut issued_at, mut denied) = (None, 0u32);
             loop {
                 match self.step(issued_at).await {
-                    Ok(now) => issued_at = Some(now),
+                    Ok(now) => (issued_at, denied) = (Some(now), 0),
                     Err(error) => {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
                             "this host's certificate is not renewed; tried again"
                         );
-                        tokio::time::sleep(RETRY).await;
+                        let delay = match &error {
+                            IdentityError::Request(error) => error.delay(&mut denied),
+                            _other => None,
+                        };
+                        tokio::time::sleep(delay.unwrap_or(RETRY)).await;
                         // The machine may have joined again.
                         if let Ok(client) = connect(&self.identity.kubeconfig).await {
                             self.newest.send_replace(client);

@@ -33,6 +33,7 @@ pub(super) async fn keep_credentials<H: Hypervisor>(
     if let Some(issued) = stored {
         tokio::time::sleep(until(issued.renew_at)).await;
     }
+    let mut denied = 0u32;
     loop {
         let delay = match credentials::issue(
             context.client.clone(),
@@ -42,6 +43,7 @@ pub(super) async fn keep_credentials<H: Hypervisor>(
         .await
         {
             Ok(issued) => {
+                denied = 0;
                 let delay = until(issued.renew_at);
                 if found.send(Found::Issued(Box::new(issued))).await.is_err() {
                     return;
@@ -51,7 +53,7 @@ pub(super) async fn keep_credentials<H: Hypervisor>(
             Err(error) => {
                 let name = environment.name_any();
                 tracing::warn!(environment = %name, error = &error as &dyn std::error::Error, "no credentials; tried again");
-                RETRY
+                error.delay(&mut denied).unwrap_or(RETRY)
             }
         };
         tokio::time::sleep(delay).await;
