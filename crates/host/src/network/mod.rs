@@ -362,16 +362,12 @@ pub async fn remove(vpc: &Vpc) -> Result<(), NetworkError> {
     let namespace = vpc.namespace();
     if vpc.namespace_path().exists() {
         // The kernel takes a namespace apart some time later, and until then nobody else has the device's number.
-        if matches!(
-            has_link(&["-n", &namespace], UNDERLAY_DEVICE).await,
-            Ok(true)
-        ) {
-            run(
-                "ip",
-                &["-n", &namespace, "link", "delete", UNDERLAY_DEVICE],
-                "",
-            )
-            .await?;
+        let inside = ["-n", &namespace];
+        let delete = [&inside[..], &["link", "delete", UNDERLAY_DEVICE]].concat();
+        if let Err(error) = run("ip", &delete, "").await
+            && has_link(&inside, UNDERLAY_DEVICE).await.unwrap_or(false)
+        {
+            return Err(error);
         }
         run("ip", &["netns", "delete", &namespace], "").await?;
     }
