@@ -1,7 +1,7 @@
 //! `monopod host forget`: an operator says that a machine is gone, and with it all its VMs.
 
-use super::drain;
 use super::remove::erase;
+use super::{cordon, drain};
 use crate::cluster::client;
 use crate::settings::Layout;
 use anyhow::{bail, ensure};
@@ -39,23 +39,27 @@ impl Forget {
         let admin = client::connect(&layout.kubeconfig("admin")).await?;
         let hosts: Api<Host> = Api::all(admin.clone());
         let environments: Api<Environment> = Api::all(admin.clone());
-        let left = drain::environments(&admin, &host).await?;
-        if hosts.get_opt(&host).await?.is_none() && left.is_empty() {
+        let left = drain::environments(&admin, &host).await?.len();
+        let is_there = hosts.get_opt(&host).await?.is_some();
+        if !is_there && left == 0 {
             bail!(
                 "no host {host}, and no environment on one of this name; see `monopod kubectl get hosts`"
             );
         }
         ensure!(
             yes,
-            "host {host} has {} environments, whose VMs are then taken to be gone; once the machine is off, repeat this with --yes",
-            left.len()
+            "host {host} has {left} environments, whose VMs are then taken to be gone; once the machine is off, repeat this with --yes"
         );
         ensure!(
             !renews(&admin, &host).await?,
             "host {host} renews its lease: it is there, and its VMs are; drain it with `monopod host drain {host}`, then remove it with `monopod host remove {host}`"
         );
+        // Before the look, so that nothing is placed after it.
+        if is_there {
+            cordon::set(&admin, &host, true).await?;
+        }
         erase(&admin, &host).await?;
-        for environment in left {
+        for environment in drain::environments(&admin, &host).await? {
             release(&environments, &environment).await?;
             let pod = &environment.spec.pod;
             println!(
@@ -66,7 +70,7 @@ impl Forget {
             );
         }
         println!(
-            "host {host} is forgotten; if the machine comes back, it ends its VMs, and takes part again after `monopod host token {host}`"
+            "host {host} is forgotten; if the machine comes back, it takes part again after `monopod host token {host}`, and ends these VMs then at the latest"
         );
         Ok(ExitCode::SUCCESS)
     }
