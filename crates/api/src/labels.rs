@@ -29,6 +29,9 @@ pub const ENVIRONMENT: &str = "monopod.dev/environment";
 /// Label on the lease of a host: the host's name.
 pub const HOST: &str = "monopod.dev/host";
 
+/// Annotation on a host: its namespace, by the rights in which it proves that it is one of the cluster.
+pub const HOST_NAMESPACE: &str = "monopod.dev/host-namespace";
+
 /// Label on nodes: the host on whose machine it is.
 pub const TOPOLOGY_HOST: &str = "topology.monopod.dev/host";
 

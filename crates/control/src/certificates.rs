@@ -8,7 +8,7 @@ use k8s_openapi::api::core::v1::Secret;
 use kube::api::{DeleteParams, ListParams, Patch, PatchParams};
 use kube::runtime::watcher::Config;
 use kube::{Api, Client, ResourceExt};
-use monopod_api::labels;
+use monopod_api::{labels, names};
 use monopod_core::certificates::{
     Invitation, Requested, Verdict, invited, judge, judge_host, judge_renewal, renewing,
 };
@@ -79,8 +79,16 @@ pub(crate) fn spawn(
         }
     });
     let (client, index, shutdown) = (client.clone(), index.clone(), shutdown.clone());
-    let leadership = leadership.clone();
+    let (leadership, readiness) = (leadership.clone(), readiness.clone());
     tasks.spawn(async move {
+        // What is not in the index yet must not count as missing.
+        if shutdown
+            .run_until_cancelled(readiness.all())
+            .await
+            .is_none()
+        {
+            return;
+        }
         let again = queue.clone();
         queue
             .run(8, shutdown, move |name| {
@@ -123,7 +131,8 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
         .creation_timestamp()
         .is_some_and(|t| Timestamp::now().duration_since(t.0).unsigned_abs() < PATIENCE);
     if let Some(host) = renewing(&request.spec) {
-        let is_member = index.lock().hosts.contains_key(host);
+        let namespace = names::host_namespace(host);
+        let is_member = index.lock().namespaces.contains_key(&namespace);
         if !is_member && young {
             return false;
         }
@@ -144,15 +153,9 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
         }
         // A host that was cut off asks for what was given up meanwhile: nothing else would take the request away.
         let named = request.labels().get(labels::ENVIRONMENT);
-        if let Some(named) = named.filter(|name| !index.lock().environments.contains_key(*name)) {
-            tracing::warn!(request = %request.name_any(), environment = %named, %why, "certificate request deleted");
-            return match forget(client, named).await {
-                Ok(()) => true,
-                Err(error) => {
-                    tracing::warn!(environment = %named, error = &error as &dyn std::error::Error, "requests will be deleted later");
-                    false
-                }
-            };
+        if named.is_some_and(|name| !index.lock().environments.contains_key(name)) {
+            tracing::warn!(request = %request.name_any(), %why, "certificate request deleted");
+            return delete(client, request).await;
         }
     }
     let approved = (
@@ -245,12 +248,29 @@ async fn answer(
     }
 }
 
+/// Deletes one request. Whether it needs no further look.
+async fn delete(client: &Client, request: &CertificateSigningRequest) -> bool {
+    let name = request.name_any();
+    let only = ListParams::default().fields(&format!("metadata.name={name}"));
+    match delete_all(client, &only).await {
+        Ok(()) => true,
+        Err(error) => {
+            tracing::warn!(request = %name, error = &error as &dyn std::error::Error, "it will be deleted later");
+            false
+        }
+    }
+}
+
 /// Deletes the requests for an environment. Each attempt and renewal has a name of its own; the label finds them all.
 pub(crate) async fn forget(client: &Client, environment: &str) -> Result<(), kube::Error> {
-    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     let selected = ListParams::default().labels(&format!("{}={environment}", labels::ENVIRONMENT));
+    delete_all(client, &selected).await
+}
+
+async fn delete_all(client: &Client, selected: &ListParams) -> Result<(), kube::Error> {
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
     requests
-        .delete_collection(&DeleteParams::default(), &selected)
+        .delete_collection(&DeleteParams::default(), selected)
         .await?;
     Ok(())
 }

@@ -4,14 +4,14 @@
 //! Control may `get` secrets by their name and nothing more, so it looks at those that an
 //! environment names again and again: often while its images are missing, rarely afterwards.
 
-use crate::execute::{ExecuteError, publish};
+use crate::events::{Events, Told};
+use crate::execute::ExecuteError;
 use crate::index::Shared;
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::ByteString;
 use k8s_openapi::api::core::v1::{Pod, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use kube::api::{DeleteParams, Patch, PatchParams};
-use kube::runtime::events::{Event, EventType, Recorder};
 use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::environment::{Environment, ImagePhase};
 use monopod_api::profile::SecretReference;
@@ -38,7 +38,7 @@ struct Done {
 pub(crate) struct Credentials {
     client: Client,
     index: Shared,
-    recorder: Recorder,
+    events: Events,
     done: Arc<Mutex<BTreeMap<String, Done>>>,
 }
 
@@ -51,11 +51,11 @@ struct Subject {
 }
 
 impl Credentials {
-    pub(crate) fn new(client: Client, index: Shared, recorder: Recorder) -> Self {
+    pub(crate) fn new(client: Client, index: Shared, events: Events) -> Self {
         Self {
             client,
             index,
-            recorder,
+            events,
             done: Arc::default(),
         }
     }
@@ -201,14 +201,13 @@ impl Credentials {
         if now.unusable.is_empty() || now.unusable == before.unusable {
             return;
         }
-        let event = Event {
-            type_: EventType::Warning,
-            reason: messages::NO_PULL_SECRET.to_owned(),
-            note: Some(messages::no_pull_secret(&now.unusable)),
-            action: "Pulling".to_owned(),
-            secondary: None,
+        let told = Told {
+            warning: true,
+            reason: messages::NO_PULL_SECRET,
+            message: messages::no_pull_secret(&now.unusable),
+            since: Timestamp::now(),
         };
-        publish(&self.recorder, &subject.pod, &event).await;
+        self.events.tell(subject.pod.object_ref(&()), told).await;
     }
 
     fn given(&self, environment: &Environment) -> Api<Secret> {

@@ -2,6 +2,7 @@
 
 use crate::certificates;
 use crate::credentials::Credentials;
+use crate::events::{Events, Told};
 use crate::index::Shared;
 use crate::metrics::Metrics;
 use jiff::Timestamp;
@@ -9,7 +10,6 @@ use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{Binding, Node, ObjectReference, Pod};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
@@ -101,20 +101,16 @@ pub(crate) struct Executor {
     pub(crate) credentials: Credentials,
     client: Client,
     index: Shared,
-    recorder: Recorder,
+    events: Events,
     metrics: Metrics,
 }
 
 impl Executor {
     pub(crate) fn new(client: Client, index: Shared, metrics: Metrics) -> Self {
-        let reporter = Reporter {
-            controller: labels::SCHEDULER_NAME.to_owned(),
-            instance: None,
-        };
-        let recorder = Recorder::new(client.clone(), reporter);
+        let events = Events::new(client.clone(), labels::SCHEDULER_NAME);
         Self {
-            credentials: Credentials::new(client.clone(), index.clone(), recorder.clone()),
-            recorder,
+            credentials: Credentials::new(client.clone(), index.clone(), events.clone()),
+            events,
             client,
             index,
             metrics,
@@ -185,7 +181,12 @@ impl Executor {
                 self.metrics.overruled.inc();
             }
             Effect::DeleteEnvironment => self.delete_environment(subject).await?,
-            Effect::DeleteNode => self.delete_node(subject.environment()?).await?,
+            Effect::DeleteNode => {
+                let environment = subject.environment()?;
+                let name = environment.name_any();
+                self.delete_node(&name, &environment.spec.node).await?;
+                certificates::forget(&self.client, &name).await?;
+            }
             Effect::CoolInterface => {
                 if let Some(interface) = &subject.interface {
                     self.cool(interface).await?;
@@ -277,13 +278,13 @@ impl Executor {
         {
             self.metrics.phase("bind", registered.time.0);
         }
-        self.event(
-            pod,
-            EventType::Normal,
-            messages::SCHEDULED,
-            messages::assigned(&namespace, &name, node),
-        )
-        .await;
+        let told = Told {
+            warning: false,
+            reason: messages::SCHEDULED,
+            message: messages::assigned(&namespace, &name, node),
+            since: Timestamp::now(),
+        };
+        self.events.tell(pod.object_ref(&()), told).await;
         Ok(())
     }
 
@@ -309,13 +310,13 @@ impl Executor {
         });
         self.patch_pod_status(subject, json!({"conditions": [condition]}))
             .await?;
-        self.event(
-            subject.pod()?,
-            EventType::Warning,
-            messages::FAILED_SCHEDULING,
+        let told = Told {
+            warning: true,
+            reason: messages::FAILED_SCHEDULING,
             message,
-        )
-        .await;
+            since,
+        };
+        self.events.tell(subject.pod()?.object_ref(&()), told).await;
         Ok(())
     }
 
@@ -336,13 +337,13 @@ impl Executor {
         let based_on = json!({"uid": subject.uid, "resourceVersion": current.resource_version()});
         self.patch_status(pod, &based_on, &status).await?;
         self.metrics.lost.inc();
-        self.event(
-            pod,
-            EventType::Warning,
-            messages::ENVIRONMENT_LOST,
-            message.to_owned(),
-        )
-        .await;
+        let told = Told {
+            warning: true,
+            reason: messages::ENVIRONMENT_LOST,
+            message: message.to_owned(),
+            since: Timestamp::now(),
+        };
+        self.events.tell(pod.object_ref(&()), told).await;
         Ok(())
     }
 
@@ -362,26 +363,35 @@ impl Executor {
             .await
     }
 
-    async fn delete_node(&self, environment: &Environment) -> Result<(), ExecuteError> {
-        let name = &environment.spec.node;
+    /// Removes what an environment has left that somebody took the finalizers off.
+    pub(crate) async fn clear(&self, environment: &str, node: &str) -> Result<(), ExecuteError> {
+        if self.index.lock().has_node(environment, node) {
+            return Ok(());
+        }
+        // The same pod may have another by now.
+        match self.all::<Environment>().get_opt(environment).await? {
+            Some(current) if current.spec.node == node => return Ok(()),
+            Some(_) => {}
+            None => certificates::forget(&self.client, environment).await?,
+        }
+        self.delete_node(environment, node).await
+    }
+
+    async fn delete_node(&self, environment: &str, name: &str) -> Result<(), ExecuteError> {
         let nodes: Api<Node> = self.all();
         if let Some(node) = nodes.get_opt(name).await? {
-            let provider = node
-                .spec
-                .as_ref()
-                .and_then(|s| s.provider_id.clone())
-                .unwrap_or_default();
-            if provider.ends_with(&environment.name_any()) {
-                self.delete::<Node>(name, node.uid().as_deref()).await?;
+            if lifecycle::environment_of(&node) != Some(environment) {
+                return Ok(());
             }
+            self.delete::<Node>(name, node.uid().as_deref()).await?;
         }
         let leases: Api<Lease> = Api::namespaced(self.client.clone(), "kube-node-lease");
         absent_is_fine(leases.delete(name, &DeleteParams::default()).await)?;
-        certificates::forget(&self.client, &environment.name_any()).await?;
         Ok(())
     }
 
     async fn release(&self, environment: &Environment) -> Result<(), ExecuteError> {
+        let name = environment.name_any();
         let finalizers: Vec<&String> = environment
             .finalizers()
             .iter()
@@ -390,15 +400,16 @@ impl Executor {
         let patch = json!({"metadata": {
             "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
         }});
+        // First, as the watch may tell of its end before the answer.
+        self.index.lock().cleared.insert(name.clone());
         let api = self.all::<Environment>();
-        Ok(absent_is_fine(
-            api.patch(
-                &environment.name_any(),
-                &PatchParams::default(),
-                &Patch::Merge(patch),
-            )
-            .await,
-        )?)
+        let patched = api
+            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .await;
+        if patched.is_err() {
+            self.index.lock().cleared.remove(&name);
+        }
+        Ok(absent_is_fine(patched)?)
     }
 
     async fn patch_pod_status(&self, subject: &Subject, status: Value) -> Result<(), ExecuteError> {
@@ -438,30 +449,12 @@ impl Executor {
         )?)
     }
 
-    async fn event(&self, pod: &Pod, type_: EventType, reason: &str, note: String) {
-        let event = Event {
-            type_,
-            reason: reason.to_owned(),
-            note: Some(note),
-            action: "Scheduling".to_owned(),
-            secondary: None,
-        };
-        publish(&self.recorder, pod, &event).await;
-    }
-
     fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {
         Api::all(self.client.clone())
     }
 
     fn pods(&self, pod: &Pod) -> Api<Pod> {
         Api::namespaced(self.client.clone(), &pod.namespace().unwrap_or_default())
-    }
-}
-
-/// Stores an event on a pod, as far as it can be: nothing waits for it.
-pub(crate) async fn publish(recorder: &Recorder, pod: &Pod, event: &Event) {
-    if let Err(error) = recorder.publish(event, &pod.object_ref(&())).await {
-        tracing::warn!(pod = ?pod.uid(), reason = event.reason, error = &error as &dyn std::error::Error, "event was not stored");
     }
 }
 

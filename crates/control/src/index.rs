@@ -37,6 +37,8 @@ impl Shared {
 pub(crate) struct Index {
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) environments: BTreeMap<String, Environment>,
+    /// Names of those of which control has removed all, and whose end it waits for.
+    pub(crate) cleared: BTreeSet<String>,
     pub(crate) interfaces: BTreeMap<String, NetworkInterface>,
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) profiles: BTreeMap<String, FargateProfile>,
@@ -157,8 +159,26 @@ impl Index {
             .chain(self.interfaces.keys().cloned().map(Key::Interface))
             .chain(credentials)
             .chain(unmarked)
+            .chain(self.remains())
             .chain([Key::Profiles])
             .collect()
+    }
+
+    /// Nodes whose environment is not there.
+    fn remains(&self) -> impl Iterator<Item = Key> {
+        self.nodes.values().filter_map(|node| {
+            let environment = lifecycle::environment_of(node)?;
+            (!self.has_node(environment, &node.name_any())).then(|| Key::Remains {
+                environment: environment.to_owned(),
+                node: node.name_any(),
+            })
+        })
+    }
+
+    /// Whether this environment is there and has this node: an earlier one of its name may have had another.
+    pub(crate) fn has_node(&self, environment: &str, node: &str) -> bool {
+        let environment = self.environments.get(environment);
+        environment.is_some_and(|environment| environment.spec.node == node)
     }
 
     /// Objects without their id or state.

@@ -8,6 +8,7 @@
 mod authority;
 mod certificates;
 mod credentials;
+mod events;
 mod execute;
 mod gauges;
 mod identity;

@@ -1,5 +1,6 @@
 //! Carries out what `core` decides about Fargate profiles.
 
+use crate::events::{self, Events};
 use crate::execute::ExecuteError;
 use crate::index::{Index, Shared};
 use crate::metrics::{Drained, Metrics};
@@ -7,7 +8,6 @@ use jiff::Timestamp;
 use k8s_openapi::api::admissionregistration::v1::MutatingWebhookConfiguration;
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
-use kube::runtime::events::{Event, EventType, Recorder, Reporter};
 use kube::{Api, Client, Resource, ResourceExt};
 use monopod_api::environment::PodReference;
 use monopod_api::labels::{self, PROFILE_FINALIZER};
@@ -24,7 +24,7 @@ const FIELD_MANAGER: &str = "monopod-control";
 pub(crate) struct Profiles {
     client: Client,
     index: Shared,
-    recorder: Recorder,
+    events: Events,
     metrics: Metrics,
     /// The condition that this process wrote last.
     served: Arc<Mutex<Option<String>>>,
@@ -32,12 +32,8 @@ pub(crate) struct Profiles {
 
 impl Profiles {
     pub(crate) fn new(client: Client, index: Shared, metrics: Metrics) -> Self {
-        let reporter = Reporter {
-            controller: labels::PROFILE_REPORTER.to_owned(),
-            instance: None,
-        };
         Self {
-            recorder: Recorder::new(client.clone(), reporter),
+            events: Events::new(client.clone(), labels::PROFILE_REPORTER),
             client,
             index,
             metrics,
@@ -174,28 +170,13 @@ impl Profiles {
             message,
         } = told;
         tracing::info!(profile = %profile.name_any(), reason, message, "told");
-        let event = Event {
-            type_: if warning {
-                EventType::Warning
-            } else {
-                EventType::Normal
-            },
-            reason: reason.to_owned(),
-            note: Some(message),
-            action: "Managing".to_owned(),
-            secondary: None,
+        let told = events::Told {
+            warning,
+            reason,
+            message,
+            since: Timestamp::now(),
         };
-        if let Err(error) = self
-            .recorder
-            .publish(&event, &profile.object_ref(&()))
-            .await
-        {
-            tracing::warn!(
-                reason,
-                error = &error as &dyn std::error::Error,
-                "event was not stored"
-            );
-        }
+        self.events.tell(profile.object_ref(&()), told).await;
     }
 
     fn profiles(&self) -> Api<FargateProfile> {

@@ -27,6 +27,13 @@ pub(crate) enum Key {
     Interface(String),
     /// An environment's name: its registry credentials.
     Credentials(String),
+    /// What an environment that is not there any more may have left.
+    Remains {
+        /// Its name.
+        environment: String,
+        /// The name of its node.
+        node: String,
+    },
     /// All profiles, and what the API server asks the webhook.
     Profiles,
     /// An object without its id.
@@ -113,6 +120,9 @@ impl Reconciler {
             Key::Pod(uid) => self.pod(uid).await,
             Key::Interface(name) => self.interface(name).await,
             Key::Credentials(environment) => self.executor.credentials.hand_over(environment).await,
+            Key::Remains { environment, node } => {
+                self.executor.clear(environment, node).await.map(|()| None)
+            }
             Key::Profiles => self.profiles.reconcile().await,
             Key::Unmarked(unmarked) => identity::mark(&self.client, unmarked)
                 .await

@@ -347,17 +347,24 @@ fn volume(index: &mut Index, change: Change<PersistentVolume>) -> Vec<Key> {
 }
 
 pub(crate) fn node(index: &mut Index, change: Change<Node>) -> Vec<Key> {
-    let name = match &change {
-        Change::Applied(node) => node.name_any(),
-        Change::Deleted { name, .. } => name.clone(),
+    let (name, made_by) = match &change {
+        Change::Applied(node) => {
+            let made_by = lifecycle::environment_of(node).map(str::to_owned);
+            (node.name_any(), made_by)
+        }
+        Change::Deleted { name, .. } => (name.clone(), None),
         Change::Synced => return Vec::new(),
     };
     store(&mut index.nodes, change);
-    index
+    let pod = index
         .environment_of_node(&name)
-        .map(|e| Key::Pod(e.spec.pod.uid.clone()))
-        .into_iter()
-        .collect()
+        .map(|e| Key::Pod(e.spec.pod.uid.clone()));
+    let left = made_by.filter(|made_by| !index.has_node(made_by, &name));
+    let left = left.map(|environment| Key::Remains {
+        environment,
+        node: name,
+    });
+    pod.into_iter().chain(left).collect()
 }
 
 pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec<Key> {
@@ -394,6 +401,13 @@ pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec
             let gone = index.environments.remove(&name);
             let mut keys = waiting(index);
             if let Some(gone) = gone {
+                // Not by control: somebody took its finalizer off.
+                if !index.cleared.remove(&name) {
+                    keys.push(Key::Remains {
+                        environment: name.clone(),
+                        node: gone.spec.node.clone(),
+                    });
+                }
                 keys.push(Key::Credentials(name));
                 keys.push(Key::Pod(gone.spec.pod.uid));
                 keys.push(Key::Interface(gone.spec.network_interface));

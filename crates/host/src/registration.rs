@@ -100,7 +100,8 @@ async fn beat<H: Hypervisor>(context: &Context<H>) -> Result<bool, kube::Error> 
     };
     // An operator may cordon the host: that field is not ours once the object exists.
     let mut fields = json!({
-        "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": options.name},
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Host",
+        "metadata": {"name": options.name, "annotations": {labels::HOST_NAMESPACE: names::host_namespace(&options.name)}},
         "spec": {"region": spec.region, "zone": spec.zone, "address": spec.address, "memoryMib": spec.memory_mib, "cpuMillis": spec.cpu_millis},
     });
     api.patch(&options.name, &parameters, &Patch::Apply(&fields))

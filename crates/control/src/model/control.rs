@@ -163,12 +163,13 @@ impl Control {
         }
     }
 
-    /// Ids, registry credentials and what is said of profiles are no part of an environment's life.
+    /// Ids, registry credentials, what is said of profiles and what is left when somebody takes finalizers off are no
+    /// part of an environment's life.
     fn add_if_life(&mut self, key: Key, at: Timestamp) {
         let is_life = match key {
             Key::Pod(_) | Key::Interface(_) => true,
             Key::Profiles => self.index.is_draining(),
-            Key::Credentials(_) | Key::Unmarked(_) => false,
+            Key::Credentials(_) | Key::Unmarked(_) | Key::Remains { .. } => false,
         };
         if is_life {
             self.add(key, at);
@@ -224,7 +225,7 @@ impl Control {
                     wake,
                 }
             }
-            Key::Credentials(_) | Key::Unmarked(_) => return,
+            Key::Credentials(_) | Key::Unmarked(_) | Key::Remains { .. } => return,
         };
         self.running.insert(key.clone(), work);
         self.finish_if_done(key);

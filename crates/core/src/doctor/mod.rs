@@ -396,7 +396,7 @@ fn left_over(cluster: &Cluster) -> Vec<Finding> {
             findings.push(Finding::new(
                 format!("node {node}"),
                 "no environment has it",
-                "delete it with `kubectl delete node` once no pod is on it",
+                "control removes within seconds what a guest registered; delete another with `kubectl delete node` once no pod is on it",
             ));
         }
     }
