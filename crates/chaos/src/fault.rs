@@ -15,7 +15,8 @@ pub(crate) enum Fault {
     Host,
     /// The pod's VM is killed.
     Vm,
-    /// The pod's VM stops for good, without an end: it never says READY, never registers, or stops renewing.
+    /// The pod's VM stops for good, without an end: it never says READY, never registers, stops renewing, or never ends
+    /// its pod.
     VmFrozen,
     /// etcd is killed.
     Etcd,
@@ -46,14 +47,13 @@ impl Fault {
     /// When it makes a difference.
     pub(crate) fn phases(self) -> &'static [Phase] {
         match self {
-            Self::Vm => &[
+            Self::Vm | Self::VmFrozen | Self::HostCutOff => &[
                 Phase::Booting,
                 Phase::Joining,
                 Phase::Running,
                 Phase::Ending,
             ],
-            Self::VmFrozen => &[Phase::Booting, Phase::Joining, Phase::Running],
-            Self::ApiServerFrozen | Self::HostCutOff => &[Phase::Running],
+            Self::ApiServerFrozen => &[Phase::Running],
             Self::DiskFull => &[Phase::Created, Phase::Running],
             Self::Control | Self::ControlFrozen | Self::Host | Self::Etcd | Self::ApiServer => &[
                 Phase::Created,

@@ -1,23 +1,110 @@
 //! Everything that comes and goes with pods, by name: what is there after a fault and was not before has been left.
 
-use crate::vm;
-use monopod_testkit::{Cluster, Site};
+use monopod_testkit::{Cluster, Site, record_of, recorded, running, tap};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 use std::path::Path;
-use std::process::Command;
 
 /// Of the addresses of pods, and of what stays.
 const NETWORK: &str = "10.";
+/// What a host has on its disk of each environment, by its name.
+const FILES: [&str; 3] = ["vms", "credentials", "logs"];
+/// What a VM has on the machine itself.
+const PROCESS: &str = "process";
+const GROUP: &str = "control group";
 
-/// What a cluster has of pods on these machines; none if that cannot be told now.
-pub(crate) fn take(cluster: &Cluster, sites: &[Site]) -> Option<BTreeSet<String>> {
-    let mut all = objects(cluster)?;
-    for site in sites {
-        all.extend(files(site));
-        all.extend(network(site)?);
+/// What a cluster has of pods on some machines.
+pub(crate) struct Inventory {
+    /// What has a pod's name or address.
+    named: BTreeSet<String>,
+    /// What has a VM's name.
+    traces: BTreeSet<Trace>,
+    /// The VMs of which the machines have a record, of pods and of none.
+    recorded: BTreeSet<String>,
+}
+
+/// Something that is of a VM, and goes with it.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Trace {
+    what: String,
+    vm: String,
+}
+
+impl Trace {
+    fn new(what: &str, vm: &str) -> Self {
+        Self {
+            what: what.to_owned(),
+            vm: vm.to_owned(),
+        }
     }
-    all.extend(orphaned_groups(sites));
+
+    fn told(&self) -> String {
+        format!("{} of {}", self.what, self.vm)
+    }
+}
+
+impl Inventory {
+    /// Looks at everything; none if it cannot be told now.
+    pub(crate) fn take(cluster: &Cluster, sites: &[Site]) -> Option<Self> {
+        let mut named = objects(cluster)?;
+        let mut traces = processes_and_groups();
+        for site in sites {
+            named.extend(files(site));
+            named.extend(network(site)?);
+            traces.extend(spare_taps(site)?);
+        }
+        Some(Self {
+            named,
+            traces,
+            // Last: a record is there before anything else of a VM.
+            recorded: sites.iter().flat_map(recorded).collect(),
+        })
+    }
+
+    /// All of it.
+    pub(crate) fn all(&self) -> BTreeSet<String> {
+        let traces = self.traces.iter().map(Trace::told);
+        self.named.iter().cloned().chain(traces).collect()
+    }
+
+    /// What may have been left. VMs that are recorded and belong to no pod are kept for the next ones.
+    pub(crate) fn left(&self) -> BTreeSet<String> {
+        let traces = self.traces.iter();
+        let orphans = traces.filter(|trace| !self.recorded.contains(&trace.vm));
+        let named = self.named.iter().cloned();
+        named.chain(orphans.map(Trace::told)).collect()
+    }
+}
+
+/// What must be in an inventory of a pod that runs on a machine, or it would not be seen if it stayed either.
+pub(crate) fn of(environment: &Value, site: &Site) -> Option<BTreeSet<String>> {
+    let record = record_of(environment, site).ok()?;
+    let vm = record["id"].as_str()?;
+    let name = environment["metadata"]["name"].as_str()?;
+    let spec = |field: &str| environment["spec"][field].as_str();
+    let (node, interface) = (spec("node")?, spec("networkInterface")?);
+    let address: Ipv4Addr = spec("address")?.parse().ok()?;
+    let mut all = BTreeSet::from([
+        format!("pod/{}", environment["spec"]["pod"]["name"].as_str()?),
+        format!("environment.monopod.dev/{name}"),
+        format!("networkinterface.monopod.dev/{interface}"),
+        format!("node/{node}"),
+        format!("lease.coordination.k8s.io/{node}"),
+        format!("certificate requests of {name}"),
+        Trace::new(PROCESS, vm).told(),
+    ]);
+    let on_site = FILES
+        .map(|kind| format!("{kind}/{name}"))
+        .into_iter()
+        .chain(["routes", "rules"].map(|what| format!("{address} in {what}")))
+        .chain([tap(address)]);
+    all.extend(on_site.map(|what| format!("{}: {what}", site.name)));
+    // A machine need not be able to limit VMs.
+    let groups = record["groups"].as_array();
+    if groups.is_some_and(|groups| !groups.is_empty()) {
+        all.insert(Trace::new(GROUP, vm).told());
+    }
     Some(all)
 }
 
@@ -29,9 +116,8 @@ fn objects(cluster: &Cluster) -> Option<BTreeSet<String>> {
         let lines = output.out.lines().map(|line| line.trim().to_owned());
         output.success.then(|| lines.collect::<Vec<String>>())
     };
-    let mut all: BTreeSet<String> = ask(&["environments,networkinterfaces,nodes", "-o", "name"])?
-        .into_iter()
-        .collect();
+    let kinds = "pods,environments,networkinterfaces,nodes";
+    let mut all: BTreeSet<String> = ask(&[kinds, "-o", "name"])?.into_iter().collect();
     all.extend(ask(&["leases", "-n", "kube-node-lease", "-o", "name"])?);
     // A node that goes on asks for certificates under other names.
     let environment = r"-o=custom-columns=:.metadata.labels.monopod\.dev/environment";
@@ -55,9 +141,9 @@ fn objects(cluster: &Cluster) -> Option<BTreeSet<String>> {
 
 /// What a host has on its disk of environments.
 fn files(site: &Site) -> BTreeSet<String> {
-    let kinds = ["vms", "credentials", "logs"].into_iter();
     let path = |kind: &str| site.data.join("host").join(kind);
-    kinds
+    FILES
+        .into_iter()
         .flat_map(|kind| {
             names(&path(kind))
                 .into_iter()
@@ -68,49 +154,53 @@ fn files(site: &Site) -> BTreeSet<String> {
 
 /// Interfaces, and the pods' addresses in routes and in our rules; kube-proxy makes its own when it likes.
 fn network(site: &Site) -> Option<BTreeSet<String>> {
-    let inside = |arguments: &[&str]| {
-        let namespace = format!("--net=/run/netns/{}-vpc", site.name);
-        let output = Command::new("nsenter")
-            .arg(namespace)
-            .args(arguments)
-            .output()
-            .ok()?;
-        let text = String::from_utf8_lossy(&output.stdout).into_owned();
-        output.status.success().then_some(text)
-    };
     let mut all = BTreeSet::new();
     for (what, arguments) in [
         ("addresses", &["ip", "address", "show", "dev", "lo"][..]),
         ("routes", &["ip", "route"]),
         ("rules", &["nft", "list", "table", "inet", "monopod"]),
     ] {
-        let text = inside(arguments)?;
+        let text = in_vpc(site, arguments)?;
         let words = text.split(|c: char| c != '.' && !c.is_ascii_digit());
         let addresses =
             words.filter(|word| word.starts_with(NETWORK) && word.parse::<Ipv4Addr>().is_ok());
         all.extend(addresses.map(|address| format!("{}: {address} in {what}", site.name)));
     }
-    let links = inside(&["ip", "-brief", "link"])?;
-    let links = links
-        .lines()
-        .filter_map(|line| line.split_whitespace().next());
-    all.extend(
-        links
-            .filter(|name| name.starts_with("eni"))
-            .map(|name| format!("{}: {name}", site.name)),
-    );
+    let links = links(site, "eni")?.into_iter();
+    all.extend(links.map(|name| format!("{}: {name}", site.name)));
     Some(all)
 }
 
-/// Control groups of VMs that no machine has.
-fn orphaned_groups(sites: &[Site]) -> BTreeSet<String> {
+/// Taps that are no pod's interface yet, each with its VM's name.
+fn spare_taps(site: &Site) -> Option<Vec<Trace>> {
+    let what = format!("{}: tap", site.name);
+    let taps = links(site, "vm-")?;
+    Some(taps.iter().map(|vm| Trace::new(&what, vm)).collect())
+}
+
+/// Links of the VPC whose names begin so.
+fn links(site: &Site, prefix: &str) -> Option<Vec<String>> {
+    let text = in_vpc(site, &["ip", "-brief", "link"])?;
+    let names = text
+        .lines()
+        .filter_map(|line| line.split_whitespace().next());
+    let chosen = names.filter(|name| name.starts_with(prefix));
+    Some(chosen.map(str::to_owned).collect())
+}
+
+/// What a program says in the VPC's namespace.
+fn in_vpc(site: &Site, arguments: &[&str]) -> Option<String> {
+    let output = site.in_vpc(arguments);
+    output.success.then_some(output.out)
+}
+
+/// Processes and control groups of VMs, wherever they come from.
+fn processes_and_groups() -> BTreeSet<Trace> {
     let mut groups = BTreeSet::new();
     find_groups(Path::new("/sys/fs/cgroup"), &mut groups);
-    let known: BTreeSet<String> = sites.iter().flat_map(vm::ids).collect();
-    groups
-        .difference(&known)
-        .map(|name| format!("control group {name}"))
-        .collect()
+    let processes = running().into_iter().map(|vm| Trace::new(PROCESS, &vm));
+    let groups = groups.into_iter().map(|vm| Trace::new(GROUP, &vm));
+    processes.chain(groups).collect()
 }
 
 fn find_groups(directory: &Path, found: &mut BTreeSet<String>) {

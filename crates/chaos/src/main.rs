@@ -21,6 +21,7 @@ use fault::{Fault, Phase};
 use monopod_testkit::is_interrupted;
 use scene::Scene;
 use std::process::ExitCode;
+use std::time::Duration;
 
 /// Breaks a real cluster of two machines in each phase of a pod's life.
 #[derive(Parser, Debug)]
@@ -44,6 +45,8 @@ struct Cell {
     tries: u32,
     lost: Vec<String>,
     left: Vec<String>,
+    /// The longest time until nothing was left.
+    cleaned: Duration,
 }
 
 fn main() -> ExitCode {
@@ -84,6 +87,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
                 tries: arguments.tries,
                 lost: Vec::new(),
                 left: Vec::new(),
+                cleaned: Duration::ZERO,
             };
             for number in 1..=arguments.tries {
                 let outcome = scene.play(fault, *phase)?;
@@ -94,6 +98,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
                 );
                 cell.lost.extend(outcome.lost);
                 cell.left.extend(outcome.left);
+                cell.cleaned = cell.cleaned.max(outcome.cleaned);
             }
             cells.push(cell);
         }
@@ -103,8 +108,8 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
 
 fn print(cells: &[Cell]) {
     println!(
-        "{:<38} {:<10} {:>5} {:>5} {:>5}",
-        "FAULT", "PHASE", "TRIES", "LOST", "LEFT"
+        "{:<38} {:<10} {:>5} {:>5} {:>5} {:>13}",
+        "FAULT", "PHASE", "TRIES", "LOST", "LEFT", "CLEANED AFTER"
     );
     for Cell {
         fault,
@@ -112,14 +117,16 @@ fn print(cells: &[Cell]) {
         tries,
         lost,
         left,
+        cleaned,
     } in cells
     {
         println!(
-            "{:<38} {:<10} {tries:>5} {:>5} {:>5}",
+            "{:<38} {:<10} {tries:>5} {:>5} {:>5} {:>11} s",
             fault.to_string(),
             phase.to_string(),
             lost.len(),
-            left.len()
+            left.len(),
+            cleaned.as_secs()
         );
     }
     for cell in cells {

@@ -1,7 +1,7 @@
 //! The pods of a scene, and what a machine has of their VMs.
 
 use crate::fault::{Fault, Phase};
-use monopod_testkit::{Site, process, record, record_of};
+use monopod_testkit::{Site, process, record_of, records};
 use serde_json::{Value, json};
 
 /// What a machine has written down of a VM.
@@ -24,30 +24,21 @@ pub(crate) fn of(site: &Site, environment: &Value) -> Option<Stored> {
     stored(&record_of(environment, site).ok()?)
 }
 
-/// The names of all VMs of a machine.
-pub(crate) fn ids(site: &Site) -> Vec<String> {
-    let directories = ["vms", "spare"].map(|kind| site.data.join("host").join(kind));
-    let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
-    entries
-        .filter_map(|entry| Some(stored(&record(&entry.ok()?.path()).ok()?)?.id))
-        .collect()
+/// The newest VM of a machine that was started after another one, whether or not an environment has it yet.
+pub(crate) fn started_after(site: &Site, another: Option<&str>) -> Option<Stored> {
+    let all = records(site).into_iter().filter_map(|vm| stored(&vm));
+    let newer = all.filter(|vm| Some(vm.id.as_str()) > another);
+    newer.max_by(|one, other| one.id.cmp(&other.id))
 }
 
-/// Of the VMs that belong to no environment the one that was started last.
-pub(crate) fn started_last(site: &Site) -> Option<Stored> {
-    let entries = std::fs::read_dir(site.data.join("host/spare")).ok()?;
-    entries
-        .filter_map(|entry| stored(&record(&entry.ok()?.path()).ok()?))
-        .max_by(|one, other| one.id.cmp(&other.id))
-}
-
-/// A pod that ends some seconds after it is told to.
+/// A pod that has something in its log, and ends some seconds after it is told to.
 pub(crate) fn pod(name: &str) -> Value {
     with_work(name, "sleep 0.2")
 }
 
 fn with_work(name: &str, work: &str) -> Value {
-    let script = format!("trap 'sleep 2; exit 0' TERM; n=0; while true; do {work}; done");
+    let script =
+        format!("trap 'sleep 2; exit 0' TERM; echo begun; n=0; while true; do {work}; done");
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
         "spec": {
@@ -73,11 +64,11 @@ pub(crate) fn target(name: &str, fault: Fault, phase: Phase, number: u32) -> Val
             json!({"key": format!("node.kubernetes.io/{why}"), "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 10})
         });
         pod["spec"]["tolerations"] = json!(tolerated);
-        if phase == Phase::Booting {
-            // Of a size that no VM was made for yet, or it would have booted before.
-            let memory = format!("{}Mi", 1500 + 1024 * (number % 4));
-            pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
-        }
+    }
+    if matches!(fault, Fault::VmFrozen | Fault::HostCutOff) && phase == Phase::Booting {
+        // Of a size that no VM was made for yet, or it would have booted before.
+        let memory = format!("{}Mi", 1500 + 1024 * (number % 4));
+        pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
     }
     pod
 }

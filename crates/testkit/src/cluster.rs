@@ -221,6 +221,7 @@ impl Cluster {
         Site {
             data: self.data().to_owned(),
             name: self.name.clone(),
+            namespace: None,
         }
     }
 

@@ -8,8 +8,10 @@
     reason = "a test harness reports on standard output"
 )]
 
+mod certificate;
 mod cluster;
 mod control;
+mod down;
 mod interrupt;
 mod machine;
 mod process;
@@ -25,10 +27,10 @@ pub use control::SECOND_CONTROL;
 pub use interrupt::is_interrupted;
 pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, cpu_time, freeze, kill, processes_with};
-pub use record::{is_vm, process, record, record_of};
+pub use record::{is_vm, process, record, record_of, recorded, records, running};
 pub use registry::Registry;
 pub use release::Release;
-pub use remains::{Site, leftovers, part};
+pub use remains::{Site, leftovers, part, tap};
 pub use room::Room;
 pub use suite::{Check, is_whole, number, run};
 

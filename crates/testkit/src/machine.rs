@@ -124,6 +124,7 @@ impl Machine {
         Site {
             data: self.data().to_owned(),
             name: self.name.clone(),
+            namespace: Some(self.namespace.clone()),
         }
     }
 

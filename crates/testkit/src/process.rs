@@ -17,23 +17,21 @@ pub fn cpu_time(pid: i32) -> Option<Duration> {
     Some(TICK * (ticks()? + ticks()?))
 }
 
+/// All processes of this machine.
+pub(crate) fn all() -> impl Iterator<Item = i32> {
+    let entries = std::fs::read_dir("/proc").expect("proc").flatten();
+    entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
+}
+
 /// How many processes have a word in their command line, beside this one.
 ///
 /// # Panics
 /// If there is no `/proc`.
 pub fn processes_with(word: &str) -> usize {
-    let own = std::process::id().to_string();
-    std::fs::read_dir("/proc")
-        .expect("proc")
-        .flatten()
-        .filter(|entry| {
-            entry
-                .file_name()
-                .to_str()
-                .is_some_and(|n| n != own && n.bytes().all(|b| b.is_ascii_digit()))
-        })
-        .filter(|entry| {
-            let line = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
+    all()
+        .filter(|pid| u32::try_from(*pid) != Ok(std::process::id()))
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
             String::from_utf8_lossy(&line).contains(word)
         })
         .count()

@@ -1,7 +1,9 @@
 //! What a host has written down of its VMs.
 
+use crate::process::all;
 use crate::remains::Site;
 use serde_json::Value;
+use std::collections::BTreeSet;
 use std::io::{Error, Result};
 use std::path::Path;
 
@@ -25,6 +27,24 @@ pub fn record_of(environment: &Value, host: &Site) -> Result<Value> {
     record(&host.data.join("host/vms").join(name))
 }
 
+/// The records of all VMs of a host, of environments and of none.
+pub fn records(host: &Site) -> Vec<Value> {
+    // In the order in which a VM moves: none is missed on its way.
+    let directories = ["spare", "vms"].map(|kind| host.data.join("host").join(kind));
+    let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
+    entries
+        .filter_map(|entry| record(&entry.ok()?.path()).ok())
+        .collect()
+}
+
+/// The names of all VMs that a host has written down, which it does before anything else of a VM is there.
+pub fn recorded(host: &Site) -> BTreeSet<String> {
+    let records = records(host).into_iter();
+    records
+        .filter_map(|record| Some(record["id"].as_str()?.to_owned()))
+        .collect()
+}
+
 /// The process of a recorded VM, once there is one.
 pub fn process(record: &Value) -> Option<i32> {
     record["process"]["pid"].as_i64()?.try_into().ok()
@@ -32,6 +52,20 @@ pub fn process(record: &Value) -> Option<i32> {
 
 /// Whether a process is there and is a VM's, by its command line.
 pub fn is_vm(process: i32) -> bool {
-    std::fs::read_to_string(format!("/proc/{process}/cmdline"))
-        .is_ok_and(|arguments| arguments.contains("guest=vm-"))
+    vm(process).is_some()
+}
+
+/// The names of all VMs that have a process on this machine, recorded or not.
+pub fn running() -> BTreeSet<String> {
+    all().filter_map(vm).collect()
+}
+
+/// The VM whose process it is.
+fn vm(process: i32) -> Option<String> {
+    let arguments = std::fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
+    let mut names = arguments
+        .split('\0')
+        .filter_map(|word| word.strip_prefix("guest="));
+    let name = names.find(|name| name.starts_with("vm-"))?;
+    Some(name.to_owned())
 }

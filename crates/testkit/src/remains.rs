@@ -1,7 +1,8 @@
 //! What an environment leaves behind, which must be nothing.
 
-use crate::cluster::{Cluster, Output};
+use crate::cluster::{Cluster, Output, run};
 use serde_json::Value;
+use std::net::Ipv4Addr;
 use std::path::PathBuf;
 use std::process::Command;
 
@@ -12,6 +13,31 @@ pub struct Site {
     pub data: PathBuf,
     /// Prefix of its network namespace.
     pub name: String,
+    /// The network namespace that is its machine; none if that is this one.
+    pub namespace: Option<String>,
+}
+
+impl Site {
+    /// Runs a program in the VPC's namespace.
+    pub fn in_vpc(&self, arguments: &[&str]) -> Output {
+        inside(Some(&format!("{}-vpc", self.name)), arguments)
+    }
+
+    /// Runs a program in the machine's own network.
+    pub fn on_machine(&self, arguments: &[&str]) -> Output {
+        inside(self.namespace.as_deref(), arguments)
+    }
+}
+
+/// Runs a program in a network namespace, or in this one.
+fn inside(namespace: Option<&str>, arguments: &[&str]) -> Output {
+    let namespace = namespace.map(|name| format!("--net=/run/netns/{name}"));
+    run(Command::new("nsenter").args(namespace).args(arguments), "")
+}
+
+/// The tap of a pod with this address, in the VPC's namespace.
+pub fn tap(address: Ipv4Addr) -> String {
+    format!("eni{:08x}", u32::from(address))
 }
 
 /// A part in what `monopod status -o json` printed; null if there is none.
@@ -29,11 +55,10 @@ pub fn part(status: &Output, name: &str) -> Value {
 pub fn leftovers(cluster: &Cluster, environment: &Value, host: &Site) -> Vec<String> {
     let name = environment["metadata"]["name"].as_str().expect("a name");
     let node = environment["spec"]["node"].as_str().expect("a node");
-    let address: std::net::Ipv4Addr = environment["spec"]["address"]
+    let address: Ipv4Addr = environment["spec"]["address"]
         .as_str()
         .and_then(|a| a.parse().ok())
         .expect("an address");
-    let tap = format!("eni{:08x}", u32::from(address));
     let mut left = Vec::new();
     if cluster.get("", "environment", name).is_some() {
         left.push("environment".to_owned());
@@ -76,25 +101,12 @@ pub fn leftovers(cluster: &Cluster, environment: &Value, host: &Site) -> Vec<Str
     if host.data.join("host/logs").join(name).exists() {
         left.push("archive of logs".to_owned());
     }
-    let local = Command::new("ip")
-        .args([
-            "-n",
-            &format!("{}-vpc", host.name),
-            "address",
-            "show",
-            "dev",
-            "lo",
-        ])
-        .output()
-        .expect("ip runs");
-    if String::from_utf8_lossy(&local.stdout).contains(&format!(" {address}/32")) {
+    let local = host.in_vpc(&["ip", "address", "show", "dev", "lo"]).out;
+    if local.contains(&format!(" {address}/32")) {
         left.push(format!("address {address} on the host"));
     }
-    let links = Command::new("ip")
-        .args(["-n", &format!("{}-vpc", host.name), "link", "show", &tap])
-        .output()
-        .expect("ip runs");
-    if links.status.success() {
+    let tap = tap(address);
+    if host.in_vpc(&["ip", "link", "show", &tap]).success {
         left.push(tap);
     }
     left

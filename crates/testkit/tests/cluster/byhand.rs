@@ -1,15 +1,16 @@
 //! What an operator deletes by hand under a running pod: it comes back, or the pod ends with a reason.
 
-use crate::lifecycle::{GONE, gone, kill_vm, part, restarted};
+use crate::lifecycle::{GONE, gone, kill_vm, part, restarted, vm_process};
 use crate::logs::environment_in;
 use crate::{START, namespace, shell_pod};
-use monopod_testkit::{Cluster, is_ready, kill, wait};
+use monopod_testkit::{Cluster, is_ready, is_vm, kill, tap, wait};
 use serde_json::{Value, json};
-use std::process::Command;
 use std::time::Duration;
 
 /// What is looked at every 5 or 10 seconds is made again within this time.
 const AGAIN: Duration = Duration::from_secs(45);
+/// An interface without its environment goes a minute after it was made, and cools.
+const UNUSED: Duration = Duration::from_secs(75);
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
     object
@@ -20,13 +21,7 @@ fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
 
 /// Runs a program in the VPC's namespace.
 pub(crate) fn in_vpc(cluster: &Cluster, arguments: &[&str]) -> String {
-    let namespace = format!("--net=/run/netns/{}-vpc", cluster.name());
-    let output = Command::new("nsenter")
-        .arg(namespace)
-        .args(arguments)
-        .output();
-    let output = output.expect("nsenter runs");
-    String::from_utf8_lossy(&output.stdout).into_owned()
+    cluster.site().in_vpc(arguments).out
 }
 
 /// Deletes an object, and waits until another has its name.
@@ -156,18 +151,26 @@ pub(crate) fn finished(cluster: &Cluster) {
     cluster.kubectl(&["delete", "namespace", "finished", "--wait=false"]);
 }
 
-/// A pod of which something was deleted that cannot be made again.
-fn ends(cluster: &Cluster, name: &str, why: &str, delete: impl FnOnce(&Value)) {
+/// A pod of which something was deleted that cannot be made again; it leaves nothing within `limit`.
+fn ends(
+    cluster: &Cluster,
+    (name, why): (&str, &str),
+    limit: Duration,
+    delete: impl FnOnce(&Value),
+) {
     cluster.apply(&shell_pod("retired", name, "sleep 100000"));
     let pod = cluster.wait_ready("retired", name, START);
     let environment = cluster.environment_of(&pod).expect("an environment");
+    let vm = vm_process(cluster, &environment);
+    assert!(is_vm(vm), "process {vm} is the pod's VM");
     delete(&environment);
     let failed = cluster.wait_phase("retired", name, "Failed", AGAIN);
     assert_eq!(failed["status"]["reason"], "EnvironmentLost");
     let message = text(&failed, "/status/message");
     assert!(message.contains(why), "{message}");
     cluster.kubectl(&["delete", "pod", "-n", "retired", name]);
-    gone(cluster, &environment, GONE);
+    gone(cluster, &environment, limit);
+    assert!(!is_vm(vm), "VM process {vm}");
 }
 
 pub(crate) fn retired(cluster: &Cluster) {
@@ -175,33 +178,48 @@ pub(crate) fn retired(cluster: &Cluster) {
     let name = |environment: &Value| text(environment, "/metadata/name").to_owned();
     ends(
         cluster,
-        "environment",
-        "environment of this pod was deleted",
+        ("environment", "environment of this pod was deleted"),
+        GONE,
         |environment| {
             cluster.kubectl(&["delete", "environment", &name(environment), "--wait=false"]);
         },
     );
-    ends(cluster, "vm", "the VM died", |environment| {
+    // Nobody is left to say that its node may go.
+    ends(
+        cluster,
+        ("finalizers", "environment of this pod no longer exists"),
+        UNUSED,
+        |environment| {
+            let let_go = ["--type=merge", "-p", r#"{"metadata":{"finalizers":null}}"#];
+            let name = name(environment);
+            cluster.kubectl(&[&["patch", "environment", &name], &let_go[..]].concat());
+            cluster.kubectl(&["delete", "environment", &name]);
+        },
+    );
+    ends(cluster, ("vm", "the VM died"), GONE, |environment| {
         kill_vm(cluster, environment);
     });
     ends(
         cluster,
-        "tap",
-        "tap of the VM's network interface",
+        ("tap", "tap of the VM's network interface"),
+        GONE,
         |environment| {
-            let address: std::net::Ipv4Addr =
-                text(environment, "/spec/address").parse().expect("IPv4");
-            let tap = format!("eni{:08x}", u32::from(address));
-            in_vpc(cluster, &["ip", "link", "delete", &tap]);
+            let address = text(environment, "/spec/address").parse().expect("IPv4");
+            in_vpc(cluster, &["ip", "link", "delete", &tap(address)]);
         },
     );
     // The host process that runs needs nothing of the VM's directory; the next one does.
-    ends(cluster, "directory", "the VM was gone", |environment| {
-        let vm = cluster.data().join("host/vms").join(name(environment));
-        std::fs::remove_dir_all(vm).expect("removed");
-        let (pid, restarts) = part(cluster, "host");
-        kill(pid);
-        restarted(cluster, "host", restarts);
-    });
+    ends(
+        cluster,
+        ("directory", "the VM was gone"),
+        GONE,
+        |environment| {
+            let vm = cluster.data().join("host/vms").join(name(environment));
+            std::fs::remove_dir_all(vm).expect("removed");
+            let (pid, restarts) = part(cluster, "host");
+            kill(pid);
+            restarted(cluster, "host", restarts);
+        },
+    );
     cluster.kubectl(&["delete", "namespace", "retired", "--wait=false"]);
 }

@@ -9,12 +9,22 @@ const NAMESPACE: &str = "causes";
 /// With 11 addresses for pods.
 const SUBNET: &str = "small";
 
-/// The pod is told this, and still has nothing.
+/// The pod is told this, by its condition and by the one event, and still has nothing.
 fn waits_for(cluster: &Cluster, pod: &str, why: &str) {
     wait(&format!("{pod} waits"), Duration::from_secs(20), || {
-        let pod = cluster.get(NAMESPACE, "pod", pod).ok_or("it is gone")?;
-        let conditions = pod["status"]["conditions"].to_string();
-        conditions.contains(why).then_some(()).ok_or(conditions)
+        let about = cluster.get(NAMESPACE, "pod", pod).ok_or("it is gone")?;
+        let conditions = about["status"]["conditions"].to_string();
+        let events = cluster.list(NAMESPACE, "events").into_iter();
+        let told: Vec<Value> = events
+            .filter(|e| e["involvedObject"]["name"] == pod && e["reason"] == "FailedScheduling")
+            .map(|event| event["message"].clone())
+            .collect();
+        let is_told = told.len() == 1 && told[0].as_str().is_some_and(|text| text.contains(why));
+        if conditions.contains(why) && is_told {
+            Ok(())
+        } else {
+            Err(format!("{conditions} {told:?}"))
+        }
     });
     let told = cluster.monopod(&["explain", pod, "-n", NAMESPACE]).out;
     assert!(told.contains(why), "{told}");
@@ -45,6 +55,11 @@ pub(crate) fn go(cluster: &Cluster) {
         &subnets,
     ]);
 
+    let to_host = |word| {
+        let output = cluster.monopod(&["host", word, "host-1"]);
+        assert!(output.success, "{}{}", output.out, output.err);
+    };
+    to_host("cordon");
     cluster.apply(&shell_pod(NAMESPACE, "first", "sleep 100000"));
     waits_for(cluster, "first", "subnet small does not exist");
     let vpc = cluster.get("", "vpc", "default").expect("the VPC");
@@ -56,6 +71,9 @@ pub(crate) fn go(cluster: &Cluster) {
         "apiVersion": "monopod.dev/v1alpha1", "kind": "Subnet", "metadata": {"name": SUBNET},
         "spec": {"cidr": cidr, "zone": zone},
     }));
+    // Now for another reason, which is told in the place of the first.
+    waits_for(cluster, "first", "1 cordoned");
+    to_host("uncordon");
     cluster.wait_ready(NAMESPACE, "first", START);
 
     // Nobody's interfaces are removed after a minute.
@@ -75,10 +93,6 @@ pub(crate) fn go(cluster: &Cluster) {
     cluster.kubectl(&["delete", "pod", "-n", NAMESPACE, "first"]);
     cluster.wait_ready(NAMESPACE, "second", START);
 
-    let to_host = |word| {
-        let output = cluster.monopod(&["host", word, "host-1"]);
-        assert!(output.success, "{}{}", output.out, output.err);
-    };
     to_host("cordon");
     cluster.apply(&shell_pod(NAMESPACE, "third", "sleep 100000"));
     waits_for(

@@ -1,5 +1,6 @@
 use crate::lifecycle::slow_pod;
 use crate::{START, event_messages, namespace, shell_pod};
+use k8s_openapi::ByteString;
 use monopod_testkit::{Cluster, wait};
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -105,7 +106,7 @@ pub(crate) fn certificates(cluster: &Cluster) {
     // The host asks for a node that no environment of its has.
     let host = request(cluster, "host", "stolen-by-host", node);
     assert!(host.success, "a host may ask: {}", host.err);
-    denied(cluster, "stolen-by-host");
+    cluster.wait_denied("stolen-by-host");
     // A workload's identity may not even ask.
     let token = cluster.kubectl(&["create", "token", "default", "-n", "default"]);
     let output = cluster.kubectl_as(
@@ -125,70 +126,14 @@ pub(crate) fn certificates(cluster: &Cluster) {
     assert!(output.out.starts_with("no"), "{}", output.out);
     // An administrator may ask, and is not given a node either.
     assert!(request(cluster, "admin", "stolen-by-admin", node).success);
-    denied(cluster, "stolen-by-admin");
-    cluster.kubectl(&["delete", "csr", "stolen-by-host", "stolen-by-admin"]);
+    cluster.wait_denied("stolen-by-admin");
 }
 
+/// Asks for the client certificate of a node.
 fn request(cluster: &Cluster, user: &str, name: &str, node: &str) -> monopod_testkit::Output {
-    let key = rcgen::KeyPair::generate().expect("a key");
-    let mut parameters = rcgen::CertificateParams::default();
-    parameters.distinguished_name = rcgen::DistinguishedName::new();
-    parameters
-        .distinguished_name
-        .push(rcgen::DnType::OrganizationName, "system:nodes");
-    parameters
-        .distinguished_name
-        .push(rcgen::DnType::CommonName, format!("system:node:{node}"));
-    let pem = parameters
-        .serialize_request(&key)
-        .and_then(|r| r.pem())
-        .expect("a request");
-    let object = json!({
-        "apiVersion": "certificates.k8s.io/v1", "kind": "CertificateSigningRequest", "metadata": {"name": name},
-        "spec": {
-            "request": base64(pem.as_bytes()), "signerName": "kubernetes.io/kube-apiserver-client-kubelet",
-            "usages": ["digital signature", "client auth"],
-        },
-    });
-    cluster.kubectl_as(user, &["create", "-f", "-"], &object.to_string())
-}
-
-fn base64(bytes: &[u8]) -> String {
-    const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for chunk in bytes.chunks(3) {
-        let word = chunk
-            .iter()
-            .fold(0u32, |word, byte| word << 8 | u32::from(*byte))
-            << (8 * (3 - chunk.len()));
-        for place in 0..4 {
-            let index = (word >> (18 - 6 * place)) & 63;
-            text.push(if place > chunk.len() {
-                '='
-            } else {
-                char::from(ALPHABET[index as usize])
-            });
-        }
-    }
-    text
-}
-
-fn denied(cluster: &Cluster, name: &str) {
-    wait("the request is denied", Duration::from_secs(15), || {
-        let request = cluster.get("", "csr", name).unwrap_or_default();
-        let denied = request["status"]["conditions"]
-            .as_array()
-            .is_some_and(|all| all.iter().any(|c| c["type"] == "Denied"));
-        if denied {
-            Ok(())
-        } else {
-            Err(request["status"].to_string())
-        }
-    });
-    assert_eq!(
-        cluster.get("", "csr", name).unwrap_or_default()["status"]["certificate"],
-        Value::Null
-    );
+    let subject = format!("system:node:{node}");
+    let signer = "kubernetes.io/kube-apiserver-client-kubelet";
+    cluster.request_certificate(user, name, signer, ("system:nodes", &subject))
 }
 
 pub(crate) fn hosts(cluster: &Cluster) {
@@ -255,12 +200,15 @@ pub(crate) fn guest(cluster: &Cluster) {
     let stolen = std::fs::read(cluster.data().join("host/credentials").join(name))
         .expect("the host keeps them");
     let stolen: Value = serde_json::from_slice(&stolen).expect("JSON");
-    let text = |key: &str| stolen["credentials"][key].as_str().expect("PEM").to_owned();
+    let bytes = |key: &str| {
+        let pem = stolen["credentials"][key].as_str().expect("PEM");
+        ByteString(pem.as_bytes().to_vec())
+    };
     let admin: Value = serde_json::from_str(&cluster.monopod(&["kubeconfig"]).out).expect("JSON");
     let kubeconfig = json!({
         "apiVersion": "v1", "kind": "Config", "current-context": "c", "clusters": admin["clusters"],
         "users": [{"name": "u", "user": {
-            "client-certificate-data": base64(text("clientCertificate").as_bytes()), "client-key-data": base64(text("key").as_bytes()),
+            "client-certificate-data": bytes("clientCertificate"), "client-key-data": bytes("key"),
         }}],
         "contexts": [{"name": "c", "context": {"cluster": "monopod", "user": "u"}}],
     });
@@ -330,8 +278,7 @@ pub(crate) fn guest(cluster: &Cluster) {
     );
     // For its own name NodeRestriction lets it ask, and control does not give: the host makes its requests.
     assert!(request(cluster, "guest", "renewed-by-guest", node).success);
-    denied(cluster, "renewed-by-guest");
-    cluster.kubectl(&["delete", "csr", "renewed-by-guest"]);
+    cluster.wait_denied("renewed-by-guest");
     cluster.kubectl(&["delete", "namespace", "guest", "--wait=false"]);
 }
 

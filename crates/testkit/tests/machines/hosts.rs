@@ -1,7 +1,7 @@
 //! How a machine leaves a cluster, and comes back.
 
 use crate::{SECOND, START, certificates, second};
-use monopod_testkit::{Cluster, is_vm, leftovers, process, record_of, wait};
+use monopod_testkit::{Cluster, Machine, is_vm, leftovers, process, record_of, wait};
 use serde_json::{Value, json};
 use std::time::Duration;
 
@@ -136,6 +136,39 @@ pub(crate) fn drained(cluster: &Cluster) {
     cluster.kubectl(&["delete", "deployment,pdb", "moves"]);
 }
 
+/// Somebody has the certificate of a host that is out: it lasts for a while, and gets them no other.
+fn stays_out(cluster: &Cluster, machine: &Machine) {
+    let kubeconfig = machine.data().join("kubeconfig/host");
+    let user = kubeconfig.display().to_string();
+    let listed = cluster.kubectl_as(&user, &["get", "hosts"], "");
+    assert!(listed.success, "it lasts: {}", listed.err);
+    for namespace in ["monopod-host-host-2", "monopod-host-host-1", "default"] {
+        let host = json!({
+            "apiVersion": "monopod.dev/v1alpha1", "kind": "Host",
+            "metadata": {"name": SECOND, "annotations": {"monopod.dev/host-namespace": namespace}},
+            "spec": {"region": "local-1", "zone": "local-1a", "memoryMib": 1, "cpuMillis": 1},
+        });
+        let made = cluster.kubectl_as(&user, &["create", "-f", "-"], &host.to_string());
+        assert!(
+            !made.success && made.err.contains("the cluster has no such host any more"),
+            "{}{}",
+            made.out,
+            made.err
+        );
+    }
+    // Not even with a Host of its name, whoever made it.
+    cluster.apply(&json!({
+        "apiVersion": "monopod.dev/v1alpha1", "kind": "Host", "metadata": {"name": SECOND},
+        "spec": {"region": "local-1", "zone": "local-1a", "memoryMib": 1, "cpuMillis": 1},
+    }));
+    let itself = ("monopod:hosts", "monopod:host:host-2");
+    let signer = "kubernetes.io/kube-apiserver-client";
+    let asked = cluster.request_certificate(&user, "renewed-by-nobody", signer, itself);
+    assert!(asked.success, "it may ask: {}", asked.err);
+    cluster.wait_denied("renewed-by-nobody");
+    cluster.kubectl(&["delete", "host", SECOND]);
+}
+
 pub(crate) fn forgotten(cluster: &Cluster) {
     deployment(cluster, "survives", 1);
     let pods = cluster.list("default", "pods");
@@ -164,6 +197,7 @@ pub(crate) fn forgotten(cluster: &Cluster) {
     machine.plug(false);
     let said = monopod(cluster, &["host", "forget", SECOND, "--yes"]);
     assert!(said.contains("given up"), "{said}");
+    stays_out(cluster, machine);
     available(cluster, "survives", "host-1", 1);
     is_out(cluster);
     assert!(is_vm(vm), "nobody could tell its host");

@@ -5,7 +5,7 @@ mod hosts;
 mod placement;
 
 use monopod_testkit::{
-    Check, Cluster, Machine, Switch, kill, number, part, processes_with, run, wait,
+    Check, Cluster, Machine, Switch, kill, number, part, recorded, run, running, wait,
 };
 use serde_json::{Value, json};
 use std::process::ExitCode;
@@ -251,13 +251,18 @@ fn restarts(cluster: &Cluster) {
     assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
 }
 
+/// With a pod still running, `down` leaves no process, network namespace, link, mount or table.
 fn down(cluster: Cluster) {
     cluster.kubectl(&["delete", "pod", "--all", "--timeout=60s"]);
     let machine = second().take().expect("joined");
-    let data = machine.data().display().to_string();
+    pod_on(&cluster, SECOND, "until-the-end");
+    let site = machine.site();
+    let vms = recorded(&site);
+    assert!(!running().is_disjoint(&vms), "a VM runs until now");
     let output = machine.monopod(&["down"]);
     assert!(output.success, "{}{}", output.out, output.err);
-    assert_eq!(processes_with(&data), 0, "processes");
+    let left = site.left_after_down(&vms);
+    assert!(left.is_empty(), "{left:?}");
     drop(machine);
     drop(cluster);
 }
