@@ -31,25 +31,57 @@ pub struct Candidate {
     pub identity: String,
 }
 
+/// Until when a replica acts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Hold {
+    until: Instant,
+    /// Counts the times that it began to act.
+    term: u64,
+}
+
+impl Hold {
+    fn lasts(self, now: Instant) -> bool {
+        now < self.until
+    }
+}
+
+/// The hold after a renewal. One that had run out has not gone on: what came due meanwhile was not done.
+fn renewed(before: Option<Hold>, terms: &mut u64, until: Instant, now: Instant) -> Hold {
+    let term = if let Some(before) = before.filter(|before| before.lasts(now)) {
+        before.term
+    } else {
+        *terms += 1;
+        *terms
+    };
+    Hold { until, term }
+}
+
 /// Whether this replica acts. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Leadership(watch::Receiver<Option<Instant>>);
+pub struct Leadership {
+    hold: watch::Receiver<Option<Hold>>,
+    /// The last time that it began, as [`Leadership::begins`] told it.
+    told: u64,
+}
 
 impl Leadership {
     /// Whether this replica may act now. To be asked before each act: a process may have been frozen.
     pub fn holds(&self) -> bool {
-        self.0.borrow().is_some_and(|until| Instant::now() < until)
+        self.hold
+            .borrow()
+            .is_some_and(|hold| hold.lasts(Instant::now()))
     }
 
-    /// Waits until this replica has become the one that acts. Gives up with the election.
+    /// Waits until this replica begins to act, be it again. What it was to do before is not done. Gives up with
+    /// the election.
     pub async fn begins(&mut self) -> bool {
-        self.0.wait_for(Option::is_some).await.is_ok()
-    }
-
-    /// Waits until it is not any more, or the election is over.
-    pub async fn ends(&mut self) {
-        // An error is the end of the election.
-        drop(self.0.wait_for(Option::is_none).await);
+        let told = self.told;
+        let another = |hold: &Option<Hold>| hold.is_some_and(|hold| hold.term != told);
+        let Ok(hold) = self.hold.wait_for(another).await else {
+            return false;
+        };
+        self.told = hold.map_or(told, |hold| hold.term);
+        true
     }
 }
 
@@ -99,22 +131,23 @@ pub fn stand(
 ) -> (Leadership, impl Future<Output = ()>) {
     let (sender, receiver) = watch::channel(None);
     let work = async move {
-        let mut known = None;
+        let (mut known, mut terms) = (None, 0);
         while !shutdown.is_cancelled() {
             // From before the request: others count from when they see it, which is later.
             let asked = Instant::now();
             let outcome = tokio::time::timeout(PERIOD, attempt(&api, &candidate, &mut known)).await;
-            let held = *sender.borrow();
-            let new = match outcome {
-                Ok(Ok(true)) => Some(asked + HOLD),
-                Ok(Ok(false)) => None,
-                // Nothing is known; what was held runs out by itself.
-                Ok(Err(_)) | Err(_) => held.filter(|until| Instant::now() < *until),
-            };
-            if new.is_some() != held.is_some() {
-                tracing::info!(lease = %candidate.name, identity = %candidate.identity, acts = new.is_some(), "election");
-            }
-            sender.send_replace(new);
+            sender.send_modify(|hold| {
+                let (before, now) = (*hold, Instant::now());
+                *hold = match outcome {
+                    Ok(Ok(true)) => Some(renewed(before, &mut terms, asked + HOLD, now)),
+                    Ok(Ok(false)) => None,
+                    // Nothing is known; what was held runs out by itself.
+                    Ok(Err(_)) | Err(_) => before.filter(|before| before.lasts(now)),
+                };
+                if hold.map(|hold| hold.term) != before.map(|before| before.term) {
+                    tracing::info!(lease = %candidate.name, identity = %candidate.identity, acts = hold.is_some(), "election");
+                }
+            });
             tokio::select! {
                 () = shutdown.cancelled() => {}
                 () = tokio::time::sleep(PERIOD) => {}
@@ -127,7 +160,11 @@ pub fn stand(
             }
         }
     };
-    (Leadership(receiver), work)
+    let leadership = Leadership {
+        hold: receiver,
+        told: 0,
+    };
+    (leadership, work)
 }
 
 /// Whether the lease is this replica's now.
@@ -228,7 +265,10 @@ mod tests {
         known: Option<Known>,
         /// When it read the lease, and what it read.
         read: Option<(Instant, Option<Lease>)>,
-        until: Option<Instant>,
+        hold: Option<Hold>,
+        terms: u64,
+        /// Whether it was asked, since it began, and might not act.
+        refused: bool,
     }
 
     /// The store, and the replicas.
@@ -257,19 +297,30 @@ mod tests {
                 &candidate(n).identity,
                 self.now,
             );
-            replica.until = None;
+            let before = replica.hold.take();
             if chosen != Move::Wait && version(&self.lease) == version(&read) {
                 let mut new = held(read, &candidate(n));
                 self.version += 1;
                 new.metadata.resource_version = Some(self.version.to_string());
                 self.lease = Some(new);
-                replica.until = Some(asked + HOLD);
+                let hold = renewed(before, &mut replica.terms, asked + HOLD, self.now);
+                let again = before.is_none_or(|before| before.term != hold.term);
+                assert!(again || !replica.refused, "what it did not do is forgotten");
+                replica.refused = false;
+                replica.hold = Some(hold);
+            }
+        }
+
+        /// Something comes due everywhere.
+        fn asks(&mut self) {
+            for replica in &mut self.replicas {
+                replica.refused |= replica.hold.is_none_or(|hold| !hold.lasts(self.now));
             }
         }
 
         fn acting(&self) -> usize {
-            let untils = self.replicas.iter().filter_map(|r| r.until);
-            untils.filter(|until| self.now < *until).count()
+            let holds = self.replicas.iter().filter_map(|r| r.hold);
+            holds.filter(|hold| hold.lasts(self.now)).count()
         }
     }
 
@@ -284,6 +335,7 @@ mod tests {
                     Happening::Writes(n) => cluster.writes(n),
                 }
                 prop_assert!(cluster.acting() <= 1);
+                cluster.asks();
             }
             // The first replica stays away from now on: another acts within 15 seconds.
             let end = cluster.now + Duration::from_secs(15);
