@@ -7,6 +7,13 @@ pub fn environment(pod_uid: &str) -> String {
     format!("env-{pod_uid}")
 }
 
+/// Whether something may be the name of an environment: made for a uid, and fit for a selector.
+pub fn is_environment(name: &str) -> bool {
+    let is_part = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    let uid = name.strip_prefix("env-").unwrap_or_default();
+    !uid.is_empty() && name.len() <= 63 && uid.chars().all(is_part) && !uid.ends_with('-')
+}
+
 /// Name of the one network interface that an address can have.
 pub fn network_interface(address: Ipv4Addr) -> String {
     format!("eni-{}", dashed(address))
@@ -127,5 +134,18 @@ mod tests {
             ec2_id("eni", "a1b2c3d4-e5f6-0718-293a-4b5c6d7e8f90"),
             "eni-a1b2c3d4e5f607182"
         );
+    }
+
+    #[test]
+    fn what_is_no_name_of_an_environment_selects_nothing() {
+        assert!(is_environment(&environment(
+            "0b9e4a5c-3b2e-4f7a-9d55-000000000001"
+        )));
+        for name in [
+            "", "env-", "=env-a", "env-a,b", "env-a b", "env-a-", "env-A", "eni-a",
+        ] {
+            assert!(!is_environment(name), "{name}");
+        }
+        assert!(!is_environment(&environment(&"a".repeat(60))));
     }
 }

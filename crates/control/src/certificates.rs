@@ -75,7 +75,6 @@ pub(crate) fn spawn(
             {
                 todo.add(name.clone());
             }
-            begins.ends().await;
         }
     });
     let (client, index, shutdown) = (client.clone(), index.clone(), shutdown.clone());
@@ -154,8 +153,15 @@ async fn decide(client: &Client, index: &Shared, request: &CertificateSigningReq
         // A host that was cut off asks for what was given up meanwhile: nothing else would take the request away.
         let named = request.labels().get(labels::ENVIRONMENT);
         if named.is_some_and(|name| !index.lock().environments.contains_key(name)) {
-            tracing::warn!(request = %request.name_any(), %why, "certificate request deleted");
-            return delete(client, request).await;
+            let name = request.name_any();
+            tracing::warn!(request = %name, %why, "certificate request deleted");
+            return match delete(client, &name).await {
+                Ok(()) => true,
+                Err(error) => {
+                    tracing::warn!(request = %name, error = &error as &dyn std::error::Error, "it will be deleted later");
+                    false
+                }
+            };
         }
     }
     let approved = (
@@ -248,23 +254,26 @@ async fn answer(
     }
 }
 
-/// Deletes one request. Whether it needs no further look.
-async fn delete(client: &Client, request: &CertificateSigningRequest) -> bool {
-    let name = request.name_any();
-    let only = ListParams::default().fields(&format!("metadata.name={name}"));
-    match delete_all(client, &only).await {
-        Ok(()) => true,
-        Err(error) => {
-            tracing::warn!(request = %name, error = &error as &dyn std::error::Error, "it will be deleted later");
-            false
-        }
-    }
+/// The names of the requests for an environment. Each attempt and renewal has one of its own; the label finds them all.
+pub(crate) async fn of(client: &Client, environment: &str) -> Result<Vec<String>, kube::Error> {
+    let requests: Api<CertificateSigningRequest> = Api::all(client.clone());
+    let found = requests.list_metadata(&labelled(environment)).await?;
+    Ok(found.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Deletes the requests for an environment. Each attempt and renewal has a name of its own; the label finds them all.
+/// Deletes the requests for an environment.
 pub(crate) async fn forget(client: &Client, environment: &str) -> Result<(), kube::Error> {
-    let selected = ListParams::default().labels(&format!("{}={environment}", labels::ENVIRONMENT));
-    delete_all(client, &selected).await
+    delete_all(client, &labelled(environment)).await
+}
+
+/// Deletes one request. Control has the right to delete those that it selects.
+pub(crate) async fn delete(client: &Client, name: &str) -> Result<(), kube::Error> {
+    let only = ListParams::default().fields(&format!("metadata.name={name}"));
+    delete_all(client, &only).await
+}
+
+fn labelled(environment: &str) -> ListParams {
+    ListParams::default().labels(&format!("{}={environment}", labels::ENVIRONMENT))
 }
 
 async fn delete_all(client: &Client, selected: &ListParams) -> Result<(), kube::Error> {

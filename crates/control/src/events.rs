@@ -4,7 +4,7 @@ use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams};
-use kube::{Api, Client};
+use kube::{Api, Client, ResourceExt};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 const FIELD_MANAGER: &str = "monopod-control";
@@ -34,23 +34,34 @@ impl Events {
         Self { client, component }
     }
 
-    /// Stores an event in place of the object's last one for this reason, as far as it can be: nothing waits for it.
+    /// Stores an event as far as it can be: nothing waits for it.
     pub(crate) async fn tell(&self, about: ObjectReference, told: Told) {
-        // The API of `events.k8s.io` lets nobody change what an event says.
-        let event = event(self.component, about, told, Timestamp::now());
-        let (Some(name), Some(namespace)) = (&event.metadata.name, &event.metadata.namespace)
-        else {
-            return;
-        };
-        let api: Api<Event> = Api::namespaced(self.client.clone(), namespace);
-        let parameters = PatchParams::apply(FIELD_MANAGER).force();
-        if let Err(error) = api.patch(name, &parameters, &Patch::Apply(&event)).await {
+        let (uid, reason) = (about.uid.clone(), told.reason);
+        if let Err(error) = self.store(about, told).await {
             tracing::warn!(
-                about = ?event.involved_object.uid,
-                reason = event.reason,
+                ?uid,
+                reason,
                 error = &error as &dyn std::error::Error,
                 "event was not stored"
             );
+        }
+    }
+
+    /// Stores an event in place of the object's last one for this reason.
+    pub(crate) async fn store(
+        &self,
+        about: ObjectReference,
+        told: Told,
+    ) -> Result<(), kube::Error> {
+        // The API of `events.k8s.io` lets nobody change what an event says.
+        let event = event(self.component, about, told, Timestamp::now());
+        let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
+        let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
+        let parameters = PatchParams::apply(FIELD_MANAGER).force();
+        match api.patch(&name, &parameters, &Patch::Apply(&event)).await {
+            // The namespace is on its way out, and takes no more.
+            Err(kube::Error::Api(status)) if status.code == 403 || status.code == 404 => Ok(()),
+            stored => stored.map(drop),
         }
     }
 }

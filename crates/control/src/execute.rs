@@ -304,20 +304,21 @@ impl Executor {
             .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
             .find_map(|c| c.last_transition_time.clone())
             .map_or_else(Timestamp::now, |time| time.0);
-        let condition = json!({
-            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
-            "lastTransitionTime": since.to_string(),
-        });
-        self.patch_pod_status(subject, json!({"conditions": [condition]}))
-            .await?;
         let told = Told {
             warning: true,
             reason: messages::FAILED_SCHEDULING,
-            message,
+            message: message.clone(),
             since,
         };
-        self.events.tell(subject.pod()?.object_ref(&()), told).await;
-        Ok(())
+        let pod = subject.pod()?.object_ref(&());
+        // First: what the condition says counts as told.
+        self.events.store(pod, told).await?;
+        let condition = json!({
+            "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
+            "lastTransitionTime": since.to_string(), "lastProbeTime": Timestamp::now().to_string(),
+        });
+        self.patch_pod_status(subject, json!({"conditions": [condition]}))
+            .await
     }
 
     /// Writes the end of a pod whose VM cannot any more. Based on the pod as it is now: what its node
@@ -368,13 +369,21 @@ impl Executor {
         if self.index.lock().has_node(environment, node) {
             return Ok(());
         }
-        // The same pod may have another by now.
+        let requests = certificates::of(&self.client, environment).await?;
+        // Another of its name, as the same pod may have by now, asks later than that, and has another node.
         match self.all::<Environment>().get_opt(environment).await? {
             Some(current) if current.spec.node == node => return Ok(()),
             Some(_) => {}
-            None => certificates::forget(&self.client, environment).await?,
+            None => {
+                for request in requests {
+                    certificates::delete(&self.client, &request).await?;
+                }
+            }
         }
-        self.delete_node(environment, node).await
+        if self.all::<Node>().get_opt(node).await?.is_some() {
+            self.delete_node(environment, node).await?;
+        }
+        Ok(())
     }
 
     async fn delete_node(&self, environment: &str, name: &str) -> Result<(), ExecuteError> {
@@ -391,7 +400,6 @@ impl Executor {
     }
 
     async fn release(&self, environment: &Environment) -> Result<(), ExecuteError> {
-        let name = environment.name_any();
         let finalizers: Vec<&String> = environment
             .finalizers()
             .iter()
@@ -400,14 +408,19 @@ impl Executor {
         let patch = json!({"metadata": {
             "uid": environment.uid(), "resourceVersion": environment.resource_version(), "finalizers": finalizers,
         }});
+        let uid = environment.uid().unwrap_or_default();
         // First, as the watch may tell of its end before the answer.
-        self.index.lock().cleared.insert(name.clone());
+        self.index.lock().cleared.insert(uid.clone());
         let api = self.all::<Environment>();
         let patched = api
-            .patch(&name, &PatchParams::default(), &Patch::Merge(patch))
+            .patch(
+                &environment.name_any(),
+                &PatchParams::default(),
+                &Patch::Merge(patch),
+            )
             .await;
         if patched.is_err() {
-            self.index.lock().cleared.remove(&name);
+            self.index.lock().cleared.remove(&uid);
         }
         Ok(absent_is_fine(patched)?)
     }

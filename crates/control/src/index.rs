@@ -37,7 +37,7 @@ impl Shared {
 pub(crate) struct Index {
     pub(crate) pods: BTreeMap<String, Pod>,
     pub(crate) environments: BTreeMap<String, Environment>,
-    /// Names of those of which control has removed all, and whose end it waits for.
+    /// Uids of those of which control has removed all, and whose end it waits for.
     pub(crate) cleared: BTreeSet<String>,
     pub(crate) interfaces: BTreeMap<String, NetworkInterface>,
     pub(crate) nodes: BTreeMap<String, Node>,

@@ -99,8 +99,7 @@ impl Reconciler {
         tokio::join!(work, self.begin_again());
     }
 
-    /// Looks at everything whenever this replica becomes the one that acts: what came before was not
-    /// for it to do.
+    /// Looks at everything whenever this replica begins to act: what came before was not for it to do.
     async fn begin_again(&self) {
         let mut leadership = self.leadership.clone();
         while leadership.begins().await {
@@ -108,7 +107,6 @@ impl Reconciler {
             for key in keys {
                 self.queue.add(key);
             }
-            leadership.ends().await;
         }
     }
 

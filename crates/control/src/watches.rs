@@ -402,7 +402,8 @@ pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec
             let mut keys = waiting(index);
             if let Some(gone) = gone {
                 // Not by control: somebody took its finalizer off.
-                if !index.cleared.remove(&name) {
+                let uid = gone.uid().unwrap_or_default();
+                if !index.cleared.remove(&uid) {
                     keys.push(Key::Remains {
                         environment: name.clone(),
                         node: gone.spec.node.clone(),

@@ -18,10 +18,11 @@ use jiff::Timestamp;
 use k8s_openapi::ByteString;
 use k8s_openapi::api::certificates::v1::CertificateSigningRequest;
 use k8s_openapi::api::core::v1::Secret;
-use kube::api::{ObjectMeta, PostParams};
-use kube::{Api, Client};
+use kube::api::{DeleteParams, ListParams, ObjectMeta, PostParams};
+use kube::{Api, Client, ResourceExt};
 use monopod_api::labels;
 use monopod_host::identity;
+use monopod_ops::answer::absent_is_fine;
 use monopod_ops::certificate::validity;
 use rcgen::KeyPair;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,8 @@ use std::time::Duration;
 
 /// How long control may take to approve a certificate, and the controller manager to sign it.
 const PATIENCE: Duration = Duration::from_mins(1);
+/// Type of the secrets that are bootstrap tokens.
+const TOKEN: &str = "bootstrap.kubernetes.io/token";
 /// Longest invitation; one has some two kilobytes.
 const LONGEST: usize = 64 << 10;
 
@@ -92,7 +95,7 @@ pub async fn invite(
             annotations: Some([(labels::INVITED_HOST.to_owned(), host.to_owned())].into()),
             ..Default::default()
         },
-        type_: Some("bootstrap.kubernetes.io/token".to_owned()),
+        type_: Some(TOKEN.to_owned()),
         data: Some(
             data.map(|(key, value)| (key.to_owned(), ByteString(value.as_bytes().to_vec())))
                 .into(),
@@ -110,6 +113,25 @@ pub async fn invite(
         token: format!("{id}.{secret}"),
         settings,
     })
+}
+
+/// Deletes all tokens for a host, used or not.
+pub async fn withdraw(admin: &Client, host: &str) -> Result<(), kube::Error> {
+    let api: Api<Secret> = Api::namespaced(admin.clone(), labels::BOOTSTRAP_NAMESPACE);
+    let tokens = ListParams::default().fields(&format!("type={TOKEN}"));
+    for token in api.list(&tokens).await? {
+        if token
+            .annotations()
+            .get(labels::INVITED_HOST)
+            .is_some_and(|invited| invited == host)
+        {
+            absent_is_fine(
+                api.delete(&token.name_any(), &DeleteParams::default())
+                    .await,
+            )?;
+        }
+    }
+    Ok(())
 }
 
 /// Characters that a bootstrap token may have, each with the same probability.

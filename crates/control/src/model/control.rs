@@ -404,6 +404,7 @@ fn execute(
                 reason: Some(cause.reason().to_owned()),
                 message: Some(message.clone()),
                 last_transition_time: Some(Time(now)),
+                last_probe_time: Some(Time(now)),
                 ..PodCondition::default()
             };
             let conditions = pod

@@ -266,10 +266,11 @@ fn is_ready_for(node: &Node, environment: &Environment) -> bool {
     ours && ready && node.metadata.deletion_timestamp.is_none()
 }
 
-/// The name of the environment that made a node; none if it is not one of ours.
+/// The name of the environment that made a node, as the node says; none if it is not one of ours.
 pub fn environment_of(node: &Node) -> Option<&str> {
     let provider = node.spec.as_ref()?.provider_id.as_deref()?;
-    provider.strip_prefix("monopod:///")?.rsplit('/').next()
+    let name = provider.strip_prefix("monopod:///")?.rsplit('/').next();
+    name.filter(|name| names::is_environment(name))
 }
 
 fn node_of(pod: &Pod) -> Option<&str> {

@@ -7,7 +7,7 @@ use crate::placement::{self, NoHost, Request};
 use crate::sizing::{self, Requirement, SizingError};
 use crate::{addresses, admission, contract};
 use ipnet::Ipv4Net;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::{Pod, PodSpec};
 use monopod_api::environment::{
     Environment, EnvironmentImage, EnvironmentReference, EnvironmentSpec, PodReference, PullPolicy,
@@ -17,6 +17,9 @@ use monopod_api::profile::{Allowances, FargateProfileSpec};
 use monopod_api::{labels, messages, names};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::Ipv4Addr;
+
+/// How long what was said stays: API servers keep events for an hour.
+const TOLD: SignedDuration = SignedDuration::from_mins(30);
 
 /// Subnets, groups and addresses of the VPC.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -75,29 +78,30 @@ pub(super) fn place(
     }
     match request(observed, pod, world, seed, now) {
         Ok(effects) => Decision::now(effects),
-        Err(Waits { cause, message }) => Decision {
+        Err(Waits { cause, message }) => {
+            let mut told = explain(pod, cause, message, now);
             // A host that falls silent tells nobody, and with it a domain may be gone.
-            wake: placement::is_constrained(pod).then(|| now + placement::LEASE),
-            ..explain(pod, cause, message)
-        },
+            let look = placement::is_constrained(pod).then(|| now + placement::LEASE);
+            told.wake = look.into_iter().chain(told.wake).min();
+            told
+        }
     }
 }
 
-/// Says why the pod waits, unless its condition says so already.
-pub(super) fn explain(pod: &Pod, cause: Cause, message: String) -> Decision {
-    let said = pod
+/// Says why the pod waits, unless its condition says so already, and not long ago.
+pub(super) fn explain(pod: &Pod, cause: Cause, message: String, now: Timestamp) -> Decision {
+    let conditions = pod
         .status
         .iter()
-        .flat_map(|s| s.conditions.iter().flatten())
-        .any(|c| {
-            c.type_ == "PodScheduled"
-                && c.status == "False"
-                && c.message.as_deref() == Some(&message)
-        });
-    if said {
-        return Decision::idle();
+        .flat_map(|s| s.conditions.iter().flatten());
+    let said = conditions
+        .filter(|c| c.type_ == "PodScheduled" && c.status == "False")
+        .find(|c| c.message.as_deref() == Some(&message));
+    let again = said.map(|c| c.last_probe_time.as_ref().map_or(now, |told| told.0 + TOLD));
+    match again {
+        Some(again) if now < again => Decision::at(again),
+        Some(_) | None => Decision::now([Effect::Explain { cause, message }]),
     }
-    Decision::now([Effect::Explain { cause, message }])
 }
 
 fn request(

@@ -67,7 +67,7 @@ fn waits_for_host(
                 "{}: host {host} does not answer, and may still run the pod's VM; the next try is made once the host is back, or forgotten with `monopod host forget {host}`",
                 messages::provisioning_timed_out(namespace, name),
             );
-            place::explain(pod, Cause::Host, message)
+            place::explain(pod, Cause::Host, message, now)
         }
         // Whether it falls silent shows by then.
         Some(_) => Decision::at(now + LEASE),

@@ -176,7 +176,7 @@ impl Cluster {
                 self.events.push(format!("{reason}: {message}"));
                 if let Some(status) = self.pod.as_mut().and_then(|p| p.status.as_mut()) {
                     status.conditions = serde_json::from_value(json!([
-                        {"type": "PodScheduled", "status": "False", "reason": reason, "message": message}
+                        {"type": "PodScheduled", "status": "False", "reason": reason, "message": message, "lastProbeTime": self.now.to_string()}
                     ]))
                     .expect("conditions");
                 }
@@ -412,6 +412,11 @@ fn reasons_to_wait_are_said_once_and_end_by_themselves() {
             "{message}: {:?}",
             cluster.events
         );
+        // Events do not stay for ever, and it waits still.
+        cluster.now = cluster.step().wake.expect("a time to say it again");
+        cluster.step();
+        assert_eq!(cluster.events.len(), 2, "{message}: {:?}", cluster.events);
+        assert_eq!(cluster.events[0], cluster.events[1]);
         repair(&mut cluster);
         cluster.step();
         assert!(

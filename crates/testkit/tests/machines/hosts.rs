@@ -110,6 +110,8 @@ pub(crate) fn drained(cluster: &Cluster) {
     );
     cluster.kubectl(&["delete", "pod", "two"]);
     refused(cluster, &["host", "remove", SECOND], "drain it first");
+    // One that nobody uses in time.
+    cluster.token(SECOND);
     let said = monopod(cluster, &["host", "drain", SECOND, "--timeout", "180"]);
     assert!(
         said.contains("default/moves") && said.contains("evicted"),
@@ -130,6 +132,9 @@ pub(crate) fn drained(cluster: &Cluster) {
         cluster.get("", "host", SECOND).is_none(),
         "it does not come back by itself"
     );
+    let tokens = cluster.list("kube-system", "secrets").into_iter();
+    let mut tokens = tokens.filter(|s| s["metadata"]["annotations"]["monopod.dev/host"] == SECOND);
+    assert_eq!(tokens.next(), None, "nor by a token from before");
     let back = machine.join(&cluster.token(SECOND));
     assert!(back.success, "{}{}", back.out, back.err);
     takes_vms(cluster);

@@ -1,21 +1,25 @@
 //! `monopod host remove`: takes a machine without pods out of the cluster.
 
 use super::{cordon, drain};
-use crate::cluster::client;
+use crate::cluster::{client, invitation};
 use crate::settings::Layout;
 use anyhow::{Context, ensure};
 use clap::Args;
 use k8s_openapi::api::core::v1::Namespace;
 use kube::api::DeleteParams;
-use kube::{Api, Client};
+use kube::{Api, Client, Resource};
 use monopod_api::host::Host;
 use monopod_api::names;
 use monopod_ops::answer::absent_is_fine;
+use serde::de::DeserializeOwned;
+use std::fmt::Debug;
 use std::process::ExitCode;
 use std::time::Duration;
 
 /// How long kube-controller-manager may take to empty a namespace.
 const GONE: Duration = Duration::from_mins(1);
+/// Time between looks.
+const PERIOD: Duration = Duration::from_millis(200);
 
 #[derive(Args, Debug)]
 #[command(
@@ -48,22 +52,31 @@ impl Remove {
     }
 }
 
-/// Removes a host's object and its namespace, without which its process takes no part in the cluster.
+/// Removes a host's object, its namespace, without which its process takes no part in the cluster, and the
+/// tokens by which it could join again.
 pub(super) async fn erase(admin: &Client, host: &str) -> anyhow::Result<()> {
-    let namespaces: Api<Namespace> = Api::all(admin.clone());
-    let hosts: Api<Host> = Api::all(admin.clone());
-    let parameters = DeleteParams::default();
-    let namespace = names::host_namespace(host);
-    absent_is_fine(namespaces.delete(&namespace, &parameters).await)?;
+    invitation::withdraw(admin, host).await?;
     // The right to register is gone first, or a host process would do so again.
+    remove::<Namespace>(admin, &names::host_namespace(host)).await?;
+    remove::<Host>(admin, host).await
+}
+
+/// Deletes an object, and waits until it is gone.
+async fn remove<K>(admin: &Client, name: &str) -> anyhow::Result<()>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    let api: Api<K> = Api::all(admin.clone());
+    absent_is_fine(api.delete(name, &DeleteParams::default()).await)?;
     let gone = async {
-        while namespaces.get_opt(&namespace).await?.is_some() {
-            tokio::time::sleep(Duration::from_millis(200)).await;
+        while api.get_opt(name).await?.is_some() {
+            tokio::time::sleep(PERIOD).await;
         }
         Ok::<_, kube::Error>(())
     };
+    let kind = K::kind(&());
     tokio::time::timeout(GONE, gone).await.with_context(|| {
-        format!("the namespace {namespace} is still there after {GONE:?}; see its conditions, and repeat this")
+        format!("the {kind} {name} is still there after {GONE:?}; see its finalizers and conditions (`monopod kubectl get {kind} {name} -o yaml`), and repeat this")
     })??;
-    Ok(absent_is_fine(hosts.delete(host, &parameters).await)?)
+    Ok(())
 }
