@@ -1,6 +1,6 @@
 //! Everything that comes and goes with pods, by name: what is there after a fault and was not before has been left.
 
-use monopod_testkit::{Cluster, Site, record_of, recorded, running, tap};
+use monopod_testkit::{Cluster, Site, record, record_of, recorded, running, tap};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -51,6 +51,7 @@ impl Inventory {
         let mut traces = processes_and_groups();
         for site in sites {
             named.extend(files(site));
+            named.extend(unrecorded(site));
             named.extend(network(site)?);
             traces.extend(spare_taps(site)?);
         }
@@ -149,6 +150,15 @@ fn files(site: &Site) -> BTreeSet<String> {
                 .into_iter()
                 .map(move |name| format!("{}: {kind}/{name}", site.name))
         })
+        .collect()
+}
+
+/// Directories of VMs of none that have no record, so that nobody will find what is there.
+fn unrecorded(site: &Site) -> BTreeSet<String> {
+    let spare = site.data.join("host/spare");
+    let all = names(&spare).into_iter();
+    all.filter(|name| record(&spare.join(name)).is_err())
+        .map(|name| format!("{}: spare/{name}", site.name))
         .collect()
 }
 

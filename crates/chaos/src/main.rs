@@ -28,7 +28,7 @@ use std::time::Duration;
 #[command(name = "cargo xtask chaos real")]
 struct Arguments {
     /// Tries for each fault and phase
-    #[arg(long, default_value_t = 3)]
+    #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..=4))]
     tries: u32,
     /// Only these faults
     #[arg(long, value_enum)]

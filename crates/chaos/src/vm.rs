@@ -1,6 +1,6 @@
 //! The pods of a scene, and what a machine has of their VMs.
 
-use crate::fault::{Fault, Phase};
+use crate::fault::Fault;
 use monopod_testkit::{Site, process, record_of, records};
 use serde_json::{Value, json};
 
@@ -24,11 +24,23 @@ pub(crate) fn of(site: &Site, environment: &Value) -> Option<Stored> {
     stored(&record_of(environment, site).ok()?)
 }
 
-/// The newest VM of a machine that was started after another one, whether or not an environment has it yet.
-pub(crate) fn started_after(site: &Site, another: Option<&str>) -> Option<Stored> {
+/// The VM that boots for an environment of a size that no VM had before, once it has a process: the newest that was
+/// started after another one.
+pub(crate) fn boots(site: &Site, environment: &Value, another: Option<&str>) -> Option<Stored> {
+    let memory = environment["spec"]["size"]["memoryMib"].as_u64()?;
     let all = records(site).into_iter().filter_map(|vm| stored(&vm));
     let newer = all.filter(|vm| Some(vm.id.as_str()) > another);
-    newer.max_by(|one, other| one.id.cmp(&other.id))
+    let of_size = newer.filter(|vm| {
+        let has = |word: &str| vm.pid.is_some_and(|pid| has_argument(pid, word));
+        has(&format!("id=memory,size={memory}M")) && !has("-incoming")
+    });
+    of_size.max_by(|one, other| one.id.cmp(&other.id))
+}
+
+fn has_argument(pid: i32, word: &str) -> bool {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    let text = String::from_utf8_lossy(&line);
+    text.split('\0').any(|argument| argument.contains(word))
 }
 
 /// A pod that has something in its log, and ends some seconds after it is told to.
@@ -48,8 +60,25 @@ fn with_work(name: &str, work: &str) -> Value {
     })
 }
 
+/// vCPUs and GiB of memory of pods, of which no VM is made before one is asked for: after that, VMs are copies of it,
+/// which do not boot.
+pub(crate) const SIZES: [(u32, u32); 12] = [
+    (1, 2),
+    (1, 3),
+    (1, 4),
+    (1, 5),
+    (1, 6),
+    (1, 7),
+    (1, 8),
+    (2, 4),
+    (2, 5),
+    (2, 6),
+    (2, 7),
+    (2, 8),
+];
+
 /// The pod that a fault meets; what makes it meet it differs.
-pub(crate) fn target(name: &str, fault: Fault, phase: Phase, number: u32) -> Value {
+pub(crate) fn target(name: &str, fault: Fault, new_size: Option<(u32, u32)>) -> Value {
     let mut pod = match fault {
         // Needs room all the time: twenty files in turns.
         Fault::DiskFull => with_work(
@@ -65,10 +94,12 @@ pub(crate) fn target(name: &str, fault: Fault, phase: Phase, number: u32) -> Val
         });
         pod["spec"]["tolerations"] = json!(tolerated);
     }
-    if matches!(fault, Fault::VmFrozen | Fault::HostCutOff) && phase == Phase::Booting {
-        // Of a size that no VM was made for yet, or it would have booted before.
-        let memory = format!("{}Mi", 1500 + 1024 * (number % 4));
-        pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
+    if let Some(cpu_and_memory) = new_size {
+        let (cpu, gib) = cpu_and_memory;
+        // Beside what the size has for Kubernetes' own.
+        let memory = format!("{}Mi", gib * 1024 - 300);
+        let requests = json!({"cpu": cpu, "memory": memory});
+        pod["spec"]["containers"][0]["resources"] = json!({"requests": requests});
     }
     pod
 }

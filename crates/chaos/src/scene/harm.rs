@@ -92,7 +92,7 @@ impl Scene {
         let environment = met.environment.as_ref().context("no environment")?;
         let site = self.site(met.host);
         let started = || match met.phase {
-            Phase::Booting => vm::started_after(&site, met.newest.as_deref()),
+            Phase::Booting => vm::boots(&site, environment, met.newest.as_deref()),
             // Another would be nobody's.
             _has_its_own => None,
         };

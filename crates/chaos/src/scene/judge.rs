@@ -7,9 +7,12 @@ use serde_json::Value;
 use std::fmt;
 use std::time::Duration;
 
-/// How long a pod may be there whose VM does not end it: its host is told to end the VM after its grace period of
-/// 10 s and control's margin of 5 s, and may take the rest of a minute on a busy machine.
+/// How long a pod may be there whose end was asked for, once the fault is over. Also if its VM does not end it: then
+/// its host is told to end the VM after the grace period of 10 s and control's margin of 5 s, and may take the rest of
+/// a minute on a busy machine.
 const RETIRED: Duration = Duration::from_mins(1);
+/// The same of a machine that was cut off: its watch may be silent for as long again.
+const HEALED: Duration = Duration::from_mins(3);
 
 /// What came of one try.
 #[derive(Debug, Default)]
@@ -45,15 +48,24 @@ impl Scene {
     /// Whether the pod stays whose end was asked for.
     pub(super) fn stays(&self, fault: Fault, phase: Phase) -> Option<String> {
         let limit = match (fault, phase) {
-            (Fault::VmFrozen, Phase::Ending) => RETIRED,
+            (Fault::HostCutOff, Phase::Ending) => HEALED,
+            (_, Phase::Ending) => RETIRED,
+            // Kubernetes finds out that its node is silent, and evicts it.
             _ => PATIENCE,
         };
+        let mut untold = None;
         let gone = within(limit, "the pod is gone", || {
-            let get = ["get", "pod", TARGET, "--ignore-not-found", "-o", "name"];
+            let get = ["get", "pod", TARGET, "--ignore-not-found", "-o", "json"];
             let answer = self.cluster.try_kubectl(&get);
+            let pod: Value = serde_json::from_str(&answer.out).unwrap_or_default();
+            let has_ended =
+                pod["status"]["phase"] == "Failed" || pod["status"]["phase"] == "Succeeded";
+            if has_ended && pod["metadata"]["deletionTimestamp"].is_null() {
+                untold = Some(format!("it ended before anybody asked: {}", pod["status"]));
+            }
             (answer.success && answer.out.is_empty()).then_some(())
         });
-        gone.err().map(|error| error.to_string())
+        untold.or_else(|| gone.err().map(|error| error.to_string()))
     }
 
     /// What is wrong with the pod that the fault met, once the cluster is whole.

@@ -14,6 +14,7 @@ use monopod_testkit::{
     Cluster, Ended, Machine, Site, Switch, is_interrupted, is_ready, number, recorded,
 };
 use serde_json::{Value, json};
+use std::array::IntoIter;
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
@@ -28,7 +29,7 @@ const TARGET: &str = "target";
 /// A pod that is made while its machine has no room.
 const LATE: &str = "late";
 /// MiB of the disk that may be full: images, templates, and what pods write.
-const DISK: u64 = 4096;
+const DISK: u64 = 8192;
 /// Pods that no fault concerns, one on each machine.
 const BYSTANDERS: [&str; 2] = ["bystander-1", "bystander-2"];
 
@@ -42,6 +43,8 @@ pub(crate) struct Scene {
     /// What there is of the bystanders.
     before: BTreeSet<String>,
     tries: u32,
+    /// Those that no VM had yet.
+    sizes: IntoIter<(u32, u32), 12>,
 }
 
 impl Scene {
@@ -66,6 +69,7 @@ impl Scene {
             bystanders: Vec::new(),
             before: BTreeSet::new(),
             tries: 0,
+            sizes: vm::SIZES.into_iter(),
         };
         let mut had = BTreeSet::new();
         for (name, host) in BYSTANDERS.into_iter().zip(["host-1", SECOND]) {
@@ -102,8 +106,12 @@ impl Scene {
         };
         self.only(Some(host));
         let newest = recorded(&self.site(host)).pop_last();
+        // Else it would not boot, but have been booted before.
+        let boots = matches!(fault, Fault::Vm | Fault::VmFrozen | Fault::HostCutOff);
+        let size = (boots && phase == Phase::Booting).then(|| self.sizes.next());
+        let size = size.map(|size| size.context("too many tries for the sizes that there are"));
         self.cluster
-            .apply(&vm::target(TARGET, fault, phase, self.tries));
+            .apply(&vm::target(TARGET, fault, size.transpose()?));
         let created = self.pod(TARGET).context("the pod was not stored")?;
         let met = Met {
             host,
