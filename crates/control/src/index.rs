@@ -20,6 +20,7 @@ use monopod_core::placement::{self, Candidate, Heartbeat, Placed};
 use monopod_core::profiles::selecting;
 use monopod_core::selector::Labels;
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The index, shared. Sections that hold it are short and never wait.
@@ -40,6 +41,8 @@ pub(crate) struct Index {
     /// Uids of those of which control has removed all, and whose end it waits for.
     pub(crate) cleared: BTreeSet<String>,
     pub(crate) interfaces: BTreeMap<String, NetworkInterface>,
+    /// Until when certificates may be good that nodes at these addresses had.
+    pub(crate) recent: BTreeMap<Ipv4Addr, Timestamp>,
     pub(crate) nodes: BTreeMap<String, Node>,
     pub(crate) profiles: BTreeMap<String, FargateProfile>,
     /// How many profiles there may be; none is no limit.
@@ -227,6 +230,8 @@ impl Index {
             .chain(self.environments.values().map(|e| &e.spec.address))
             .filter_map(|address| address.parse().ok())
             .collect();
+        let recent = self.recent.iter().filter(|(_, until)| now < **until);
+        let recent = recent.map(|(address, _)| *address).collect();
         Snapshot {
             profiles: Arc::clone(&self.active),
             roles: self
@@ -238,6 +243,7 @@ impl Index {
                 subnets,
                 groups,
                 taken,
+                recent,
             },
             claims: Arc::clone(&self.claims),
             candidates: self

@@ -3,7 +3,7 @@
 use crate::identity::Unmarked;
 use crate::index::{Index, Shared};
 use crate::reconcile::Key;
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::coordination::v1::Lease;
 use k8s_openapi::api::core::v1::{
     Namespace, Node, PersistentVolume, PersistentVolumeClaim, Pod, ServiceAccount,
@@ -15,6 +15,7 @@ use monopod_api::host::Host;
 use monopod_api::network::{NetworkInterface, SecurityGroup, Subnet, Vpc};
 use monopod_api::profile::{FargateProfile, PodExecutionRole};
 use monopod_api::{labels, names};
+use monopod_core::certificates::LIFETIME_SECONDS;
 use monopod_core::irsa;
 use monopod_core::lifecycle;
 use monopod_core::placement::Heartbeat;
@@ -48,7 +49,9 @@ pub(crate) fn spawn(
     watch.start(tasks, "pods", ours, pod);
     watch.start(tasks, "nodes", Config::default().labels(&fargate), node);
     watch.start(tasks, "environments", Config::default(), environment);
-    watch.start(tasks, "networkinterfaces", Config::default(), interface);
+    watch.start(tasks, "networkinterfaces", Config::default(), |i, c| {
+        interface(i, c, Timestamp::now())
+    });
     watch.start(tasks, "fargateprofiles", Config::default(), profile);
     watch.start(tasks, "podexecutionroles", Config::default(), role);
     watch.start(
@@ -419,7 +422,11 @@ pub(crate) fn environment(index: &mut Index, change: Change<Environment>) -> Vec
     }
 }
 
-pub(crate) fn interface(index: &mut Index, change: Change<NetworkInterface>) -> Vec<Key> {
+pub(crate) fn interface(
+    index: &mut Index,
+    change: Change<NetworkInterface>,
+    now: Timestamp,
+) -> Vec<Key> {
     match change {
         Change::Applied(interface) => {
             let name = interface.name_any();
@@ -440,7 +447,12 @@ pub(crate) fn interface(index: &mut Index, change: Change<NetworkInterface>) -> 
             keys
         }
         Change::Deleted { name, .. } => {
-            index.interfaces.remove(&name);
+            let gone = index.interfaces.remove(&name);
+            if let Some(address) = gone.and_then(|gone| gone.spec.address.parse().ok()) {
+                index.recent.retain(|_, until| now < *until);
+                let life = SignedDuration::from_secs(LIFETIME_SECONDS.into());
+                index.recent.insert(address, now + life);
+            }
             waiting(index)
         }
         Change::Synced => Vec::new(),

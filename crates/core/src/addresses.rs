@@ -18,20 +18,30 @@ pub fn capacity(subnet: Ipv4Net) -> u32 {
     u32::try_from(all.saturating_sub(u64::from(RESERVED_FIRST) + 1)).unwrap_or(u32::MAX)
 }
 
-/// The first free address at or after a starting point that `seed` chooses, or none.
+/// The first free address at or after a starting point that `seed` chooses, or none. One of `recent`
+/// only if there is no other.
 ///
 /// `taken` holds every address of an existing interface, released and cooling ones as well. Two
 /// choosers may name one address; creating the interface of that name decides.
-pub fn choose(subnet: Ipv4Net, taken: &BTreeSet<Ipv4Addr>, seed: u64) -> Option<Ipv4Addr> {
+pub fn choose(
+    subnet: Ipv4Net,
+    taken: &BTreeSet<Ipv4Addr>,
+    recent: &BTreeSet<Ipv4Addr>,
+    seed: u64,
+) -> Option<Ipv4Addr> {
     let count = capacity(subnet);
     if count == 0 {
         return None;
     }
     let first = u32::from(subnet.network()) + RESERVED_FIRST;
     let start = u32::try_from(seed % u64::from(count)).ok()?;
-    (0..count)
+    let mut free = (0..count)
         .map(|n| Ipv4Addr::from(first + (start + n) % count))
-        .find(|address| !taken.contains(address))
+        .filter(|address| !taken.contains(address));
+    let mut others = free.clone();
+    others
+        .find(|address| !recent.contains(address))
+        .or_else(|| free.next())
 }
 
 #[cfg(test)]
@@ -40,16 +50,21 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// An address is inside, not reserved and free; and none is given only if all are taken.
+        /// An address is inside, not reserved and free, not recent if it need not be; and none is given only if all are taken.
         #[test]
-        fn an_address_is_free_or_the_subnet_is_full(prefix in 24u8..=30, taken in prop::collection::btree_set(0u32..256, 0..256), seed: u64) {
+        fn an_address_is_free_or_the_subnet_is_full(prefix in 24u8..=30, taken in prop::collection::btree_set(0u32..256, 0..256), recent in prop::collection::btree_set(0u32..256, 0..256), seed: u64) {
             let subnet = Ipv4Net::new(Ipv4Addr::new(10, 0, 7, 0), prefix).expect("valid");
             let base = u32::from(subnet.network());
             let taken: BTreeSet<_> = taken.into_iter().map(|n| Ipv4Addr::from(base + n)).collect();
             let usable: Vec<_> = subnet.hosts().filter(|a| u32::from(*a) >= base + 4).collect();
             prop_assert_eq!(usable.len(), capacity(subnet) as usize);
-            match choose(subnet, &taken, seed) {
-                Some(address) => prop_assert!(usable.contains(&address) && !taken.contains(&address)),
+            let recent = recent.into_iter().map(|n| Ipv4Addr::from(base + n)).collect();
+            match choose(subnet, &taken, &recent, seed) {
+                Some(address) => {
+                    prop_assert!(usable.contains(&address) && !taken.contains(&address));
+                    let others = usable.iter().any(|a| !taken.contains(a) && !recent.contains(a));
+                    prop_assert!(!(others && recent.contains(&address)));
+                }
                 None => prop_assert!(usable.iter().all(|a| taken.contains(a))),
             }
         }

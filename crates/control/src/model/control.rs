@@ -152,7 +152,7 @@ impl Control {
             (Kind::Pod, seen) => watches::pod(index, change(seen)),
             (Kind::Node, seen) => watches::node(index, change(seen)),
             (Kind::Environment, seen) => watches::environment(index, change(seen)),
-            (Kind::Interface, seen) => watches::interface(index, change(seen)),
+            (Kind::Interface, seen) => watches::interface(index, change(seen), now),
             (Kind::Host, seen) => watches::host(index, change(seen)),
             (Kind::Role, seen) => watches::role(index, change(seen)),
             (Kind::Lease, seen) => watches::lease(index, change(seen), now),

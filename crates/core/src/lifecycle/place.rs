@@ -30,6 +30,8 @@ pub struct Network {
     pub groups: BTreeMap<String, String>,
     /// Addresses of all interfaces, cooling ones as well.
     pub taken: BTreeSet<Ipv4Addr>,
+    /// Addresses of which a node's certificate may still be good, as far as control remembers.
+    pub recent: BTreeSet<Ipv4Addr>,
 }
 
 /// A subnet.
@@ -290,7 +292,8 @@ fn free<'a>(
     let mut free = BTreeMap::new();
     for (name, subnet) in subnets {
         if !free.contains_key(subnet.zone.as_str())
-            && let Some(address) = addresses::choose(subnet.cidr, &network.taken, seed)
+            && let Some(address) =
+                addresses::choose(subnet.cidr, &network.taken, &network.recent, seed)
         {
             free.insert(subnet.zone.as_str(), (name, address));
         }

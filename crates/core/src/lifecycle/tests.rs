@@ -7,7 +7,6 @@ use monopod_api::network::{InterfacePhase, NetworkInterfaceStatus};
 use monopod_api::profile::{FargateProfileSpec, Selector};
 use proptest::prelude::*;
 use serde_json::json;
-use std::collections::BTreeSet;
 
 mod limits;
 mod placing;
@@ -77,7 +76,7 @@ impl Cluster {
             network: Network {
                 subnets: [("private-a".to_owned(), subnet)].into(),
                 groups: [("default".to_owned(), "default".to_owned())].into(),
-                taken: BTreeSet::new(),
+                ..Network::default()
             },
             claims: Claims::new(),
             candidates: vec![host],
