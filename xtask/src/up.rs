@@ -2,7 +2,7 @@
 
 use crate::dist::{build, root, step};
 use crate::kernel::{output, run};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::process::Command;
@@ -17,8 +17,8 @@ pub(crate) fn first_pod() -> Result<()> {
     build()?;
     step("cluster", || run(&mut monopod(&["up"])))?;
     step("a Deployment of nginx", deploy)?;
-    let address = step("its pod runs and is Ready", ready)?;
-    step("it answers", || answers(address))?;
+    step("its pod runs and is Ready", ready)?;
+    let address = step("it answers", answers)?;
     println!(
         "\nnginx answers with HTTP 200 at http://{address}/ after {:.1} s.",
         start.elapsed().as_secs_f64()
@@ -50,7 +50,7 @@ fn deploy() -> Result<()> {
     run(kubectl(&["apply", "-f"]).arg(manifest))
 }
 
-fn ready() -> Result<Ipv4Addr> {
+fn ready() -> Result<()> {
     let timeout = format!("--timeout={}s", LIMIT.as_secs());
     run(&mut kubectl(&[
         "rollout",
@@ -58,7 +58,30 @@ fn ready() -> Result<Ipv4Addr> {
         "deployment/nginx",
         &timeout,
     ]))
-    .context("look with `bin/monopod kubectl describe pods` and `bin/monopod status`")?;
+    .context("look with `bin/monopod kubectl describe pods` and `bin/monopod status`")
+}
+
+/// Waits until a pod of the Deployment answers. The one that was Ready may have been lost with an earlier end of the
+/// cluster, which Kubernetes finds out only now; then another takes its place.
+fn answers() -> Result<Ipv4Addr> {
+    let deadline = Instant::now() + LIMIT;
+    loop {
+        let why = match address().and_then(|address| Ok((address, ask(address)?))) {
+            Ok((address, answer)) if answer.starts_with("HTTP/1.1 200") => return Ok(address),
+            Ok((address, answer)) => anyhow!("{address} answered: {answer}"),
+            Err(error) => error,
+        };
+        if Instant::now() >= deadline {
+            return Err(
+                why.context("nginx does not answer; look with `bin/monopod kubectl describe pods`")
+            );
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// The address of a pod of the Deployment that runs.
+fn address() -> Result<Ipv4Addr> {
     let ip = output(&mut kubectl(&[
         "get",
         "pods",
@@ -67,25 +90,13 @@ fn ready() -> Result<Ipv4Addr> {
         // Beside it there may be the remains of one whose VM ended with an earlier `monopod down`.
         "--field-selector=status.phase=Running",
         "-o",
-        "jsonpath={.items[0].status.podIP}",
+        "jsonpath={.items[*].status.podIP}",
     ]))?;
-    ip.trim()
+    let first = ip.split_whitespace().next();
+    let first = first.context("no pod of nginx runs")?;
+    first
         .parse()
-        .with_context(|| format!("the pod's address {ip:?} is none"))
-}
-
-fn answers(address: Ipv4Addr) -> Result<()> {
-    let deadline = Instant::now() + LIMIT;
-    loop {
-        match ask(address) {
-            Ok(answer) if answer.starts_with("HTTP/1.1 200") => return Ok(()),
-            Ok(answer) if Instant::now() >= deadline => bail!("{address} answered: {answer}"),
-            Err(error) if Instant::now() >= deadline => {
-                return Err(error).context(format!("{address} did not answer"));
-            }
-            Ok(_) | Err(_) => std::thread::sleep(Duration::from_millis(50)),
-        }
-    }
+        .with_context(|| format!("the pod's address {first:?} is none"))
 }
 
 fn ask(address: Ipv4Addr) -> std::io::Result<String> {
