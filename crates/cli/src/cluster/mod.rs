@@ -2,6 +2,7 @@
 
 pub mod bootstrap;
 pub mod client;
+pub mod earlier;
 pub mod invitation;
 pub mod parts;
 pub mod pki;

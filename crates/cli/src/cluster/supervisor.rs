@@ -42,6 +42,16 @@ pub struct Progress {
     pub error: Option<String>,
 }
 
+impl Progress {
+    /// As it was written last; nothing yet if it was not.
+    pub fn read(layout: &Layout) -> Self {
+        fs::read(layout.progress())
+            .ok()
+            .and_then(|text| serde_json::from_slice(&text).ok())
+            .unwrap_or_default()
+    }
+}
+
 /// A phase of bringing the cluster up.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -1,6 +1,7 @@
 //! `monopod down`: stops the supervisor, which stops everything else in order.
 
 use super::up::running;
+use crate::cluster::earlier::Parts;
 use crate::cluster::supervisor::{HAND_OVER, network};
 use crate::settings::Layout;
 use anyhow::Context;
@@ -51,6 +52,8 @@ impl Down {
                 tokio::time::sleep(Duration::from_millis(50)).await;
             }
         }
+        // It stops them in order, unless it was killed.
+        Parts::of(layout).end(layout).await?;
         if self.keep_pods {
             println!(
                 "Stopped; the pods go on. `monopod up` takes them over, `monopod down` ends them."

@@ -1,6 +1,7 @@
 //! `monopod status`: parts, hosts and environments at a glance.
 
-use super::up::{read_progress, running};
+use super::up::running;
+use crate::cluster::supervisor::Progress;
 use crate::cluster::{client, supervisor};
 use crate::settings::Layout;
 use anyhow::Context;
@@ -109,7 +110,7 @@ async fn report(layout: &Layout) -> anyhow::Result<Report> {
         report.kept = layout.environments();
         return Ok(report);
     }
-    for phase in read_progress(layout)
+    for phase in Progress::read(layout)
         .phases
         .into_iter()
         .filter(|phase| phase.pid.is_some())

@@ -1,6 +1,7 @@
 //! `monopod up`: starts the supervisor if it does not run, and waits until everything is ready.
 
 use super::supervise::{claim_name, programs};
+use crate::cluster::earlier::Parts;
 use crate::cluster::parts::Programs;
 use crate::cluster::supervisor::{Phase, Progress};
 use crate::settings::{DEFAULT_DATA, HostSettings, Layout, Settings};
@@ -48,6 +49,13 @@ pub(super) async fn start(
 ) -> anyhow::Result<ExitCode> {
     // Before the cluster, whose first pods need one of them.
     super::image::load_built_in(layout, programs)?;
+    if !running(layout)? {
+        let earlier = Parts::of(layout);
+        if !earlier.is_empty() {
+            println!("Ending what runs of a supervisor that was killed.");
+            earlier.end(layout).await?;
+        }
+    }
     if foreground {
         return super::supervise::run(layout).await;
     }
@@ -187,7 +195,7 @@ async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<(
     let mut shown = 0;
     let terminal = std::io::stdout().is_terminal();
     loop {
-        let progress = read_progress(layout);
+        let progress = Progress::read(layout);
         for phase in progress.phases.iter().skip(shown) {
             let Some(seconds) = phase.seconds else { break };
             println!(
@@ -217,7 +225,7 @@ async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<(
         };
         if ended {
             // It may have said more before it ended.
-            let Progress { ready, error, .. } = read_progress(layout);
+            let Progress { ready, error, .. } = Progress::read(layout);
             anyhow::ensure!(
                 ready,
                 "the supervisor ended: {}; see {}",
@@ -247,12 +255,4 @@ async fn follow(layout: &Layout, mut started: Option<Child>) -> anyhow::Result<(
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-}
-
-/// What the supervisor has reached; nothing yet if it has not said so.
-pub(crate) fn read_progress(layout: &Layout) -> Progress {
-    fs::read(layout.progress())
-        .ok()
-        .and_then(|text| serde_json::from_slice(&text).ok())
-        .unwrap_or_default()
 }

@@ -312,6 +312,27 @@ fn follows_services(cluster: &Cluster) {
     });
 }
 
+/// Killed, the supervisor stops nothing in order: its parts get a signal each, and the API server takes its time.
+pub(crate) fn supervisor_killed(cluster: &Cluster) {
+    namespace(cluster, "unsupervised");
+    cluster.apply(&shell_pod("unsupervised", "same", "sleep 1000"));
+    let before = cluster.wait_ready("unsupervised", "same", START);
+    let pid = std::fs::read_to_string(cluster.data().join("supervisor.pid"));
+    kill(
+        pid.expect("its process id")
+            .trim()
+            .parse()
+            .expect("a number"),
+    );
+    let output = cluster.bring_up();
+    assert!(output.success, "{}{}", output.out, output.err);
+    let after = cluster.wait_ready("unsupervised", "same", START);
+    assert_eq!(before["metadata"]["uid"], after["metadata"]["uid"]);
+    assert_eq!(after["status"]["containerStatuses"][0]["restartCount"], 0);
+    cluster.kubectl(&["exec", "-n", "unsupervised", "same", "--", "true"]);
+    cluster.kubectl(&["delete", "namespace", "unsupervised", "--wait=false"]);
+}
+
 pub(crate) fn up_again(cluster: &Cluster) {
     namespace(cluster, "again");
     cluster.apply(&shell_pod("again", "same", "sleep 1000"));

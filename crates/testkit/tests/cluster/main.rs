@@ -235,6 +235,10 @@ const CHECKS: &[Check] = &[
         upgrade::handed_over,
     ),
     (
+        "lifecycle::up_goes_on_where_a_supervisor_was_killed",
+        lifecycle::supervisor_killed,
+    ),
+    (
         "lifecycle::up_again_finds_the_same_pods",
         lifecycle::up_again,
     ),
