@@ -1,7 +1,7 @@
 //! The pods of a scene, and what a machine has of their VMs.
 
 use crate::fault::Fault;
-use monopod_testkit::{Site, process, record_of, records};
+use monopod_testkit::{Site, command_line, process, record_of, records};
 use serde_json::{Value, json};
 
 /// What a machine has written down of a VM.
@@ -38,9 +38,9 @@ pub(crate) fn boots(site: &Site, environment: &Value, another: Option<&str>) -> 
 }
 
 fn has_argument(pid: i32, word: &str) -> bool {
-    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-    let text = String::from_utf8_lossy(&line);
-    text.split('\0').any(|argument| argument.contains(word))
+    command_line(pid)
+        .split('\0')
+        .any(|argument| argument.contains(word))
 }
 
 /// A pod that has something in its log, and ends some seconds after it is told to.

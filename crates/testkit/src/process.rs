@@ -23,6 +23,12 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
+/// A process's arguments, each ended by a NUL; nothing if there is no such process.
+pub fn command_line(pid: i32) -> String {
+    let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    String::from_utf8_lossy(&line).into_owned()
+}
+
 /// How many processes have a word in their command line, beside this one.
 ///
 /// # Panics
@@ -30,10 +36,7 @@ pub(crate) fn all() -> impl Iterator<Item = i32> {
 pub fn processes_with(word: &str) -> usize {
     all()
         .filter(|pid| u32::try_from(*pid) != Ok(std::process::id()))
-        .filter(|pid| {
-            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
-            String::from_utf8_lossy(&line).contains(word)
-        })
+        .filter(|pid| command_line(*pid).contains(word))
         .count()
 }
 

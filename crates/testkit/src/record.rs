@@ -1,10 +1,10 @@
 //! What a host has written down of its VMs.
 
-use crate::process::all;
+use crate::process::{all, command_line};
 use crate::remains::Site;
 use serde_json::Value;
 use std::collections::BTreeSet;
-use std::io::{Error, Result};
+use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
 /// The record in a VM's directory.
@@ -28,16 +28,39 @@ pub fn record_of(environment: &Value, host: &Site) -> Result<Value> {
 }
 
 /// The records of all VMs of a host, of environments and of none.
+///
+/// # Panics
+/// As [`records_in`].
 pub fn records(host: &Site) -> Vec<Value> {
     // In the order in which a VM moves: none is missed on its way.
-    let directories = ["spare", "vms"].map(|kind| host.data.join("host").join(kind));
-    let entries = directories.iter().flat_map(std::fs::read_dir).flatten();
+    ["spare", "vms"].map(|kind| records_in(host, kind)).concat()
+}
+
+/// The records of VMs that are an environment's (`vms`), or nobody's (`spare`).
+///
+/// # Panics
+/// If one cannot be read.
+pub fn records_in(host: &Site, kind: &str) -> Vec<Value> {
+    let entries = std::fs::read_dir(host.data.join("host").join(kind));
     entries
-        .filter_map(|entry| record(&entry.ok()?.path()).ok())
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| match record(&entry.ok()?.path()) {
+            // One that begins or ends has none, and there may be files beside them.
+            Err(error)
+                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
+            {
+                None
+            }
+            record => Some(record.expect("a record")),
+        })
         .collect()
 }
 
 /// The names of all VMs that a host has written down, which it does before anything else of a VM is there.
+///
+/// # Panics
+/// As [`records_in`].
 pub fn recorded(host: &Site) -> BTreeSet<String> {
     let records = records(host).into_iter();
     records
@@ -62,7 +85,7 @@ pub fn running() -> BTreeSet<String> {
 
 /// The VM whose process it is.
 fn vm(process: i32) -> Option<String> {
-    let arguments = std::fs::read_to_string(format!("/proc/{process}/cmdline")).ok()?;
+    let arguments = command_line(process);
     let mut names = arguments
         .split('\0')
         .filter_map(|word| word.strip_prefix("guest="));

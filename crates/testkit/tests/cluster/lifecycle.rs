@@ -1,8 +1,7 @@
 use crate::byhand::in_vpc;
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, is_ready, kill, process, record_of, wait};
+use monopod_testkit::{Cluster, is_ready, kill, process, record_of, records, wait};
 use serde_json::{Value, json};
-use std::io::ErrorKind;
 use std::time::{Duration, Instant};
 
 /// What the issue promises after the end of the grace period.
@@ -161,7 +160,8 @@ pub(crate) fn control_killed(cluster: &Cluster) {
         .collect();
     assert_eq!(nodes.len(), 1, "one node");
     let id = record(cluster, &environments[0])["id"].clone();
-    let vms = vms(cluster).into_iter().filter(|vm| vm["id"] == id);
+    let vms = records(&cluster.site()).into_iter();
+    let vms = vms.filter(|vm| vm["id"] == id);
     assert_eq!(vms.count(), 1, "one VM");
     cluster.kubectl(&["delete", "namespace", "killed", "--wait=false"]);
 }
@@ -171,29 +171,6 @@ pub(crate) fn slow_pod(namespace: &str, name: &str, memory: &str) -> Value {
     let mut pod = shell_pod(namespace, name, "sleep 1000");
     pod["spec"]["containers"][0]["resources"] = json!({"requests": {"memory": memory}});
     pod
-}
-
-/// The records of all VMs, of environments and of none.
-pub(crate) fn vms(cluster: &Cluster) -> Vec<Value> {
-    ["vms", "spare"].map(|kind| records(cluster, kind)).concat()
-}
-
-/// The records of VMs that are an environment's (`vms`), or nobody's (`spare`).
-pub(crate) fn records(cluster: &Cluster, kind: &str) -> Vec<Value> {
-    let entries = std::fs::read_dir(cluster.data().join("host").join(kind));
-    entries
-        .into_iter()
-        .flatten()
-        .filter_map(|entry| match monopod_testkit::record(&entry.ok()?.path()) {
-            // One that begins or ends has none, and there may be files beside them.
-            Err(error)
-                if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) =>
-            {
-                None
-            }
-            record => Some(record.expect("a record")),
-        })
-        .collect()
 }
 
 /// What the host knows of an environment's VM.

@@ -1,8 +1,8 @@
 //! What the processes export, and that the alert rules and the documentation are about that.
 
-use crate::lifecycle::{records, slow_pod};
+use crate::lifecycle::slow_pod;
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, process, wait};
+use monopod_testkit::{Cluster, kill, process, records_in, wait};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
@@ -140,7 +140,13 @@ pub(crate) fn retried(cluster: &Cluster) {
     ];
     let counts = || series.map(|series| value(cluster, series).expect("each has its zero"));
     let before = counts();
-    let owned = || -> Vec<i32> { records(cluster, "vms").iter().filter_map(process).collect() };
+    let site = cluster.site();
+    let owned = || -> Vec<i32> {
+        records_in(&site, "vms")
+            .iter()
+            .filter_map(process)
+            .collect()
+    };
     let known = owned();
     cluster.apply(&slow_pod("retried", "again", "5700Mi"));
     let vm = wait("it has a VM", START, || {
