@@ -81,11 +81,7 @@ pub(crate) fn spawn(
     let (leadership, readiness) = (leadership.clone(), readiness.clone());
     tasks.spawn(async move {
         // What is not in the index yet must not count as missing.
-        if shutdown
-            .run_until_cancelled(readiness.all())
-            .await
-            .is_none()
-        {
+        if !readiness.all(&shutdown).await {
             return;
         }
         let again = queue.clone();

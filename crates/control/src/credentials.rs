@@ -4,7 +4,8 @@
 //! Control may `get` secrets by their name and nothing more, so it looks at those that an
 //! environment names again and again: often while its images are missing, rarely afterwards.
 
-use crate::events::{Events, Told};
+use crate::FIELD_MANAGER;
+use crate::events::Events;
 use crate::execute::ExecuteError;
 use crate::index::Shared;
 use jiff::{SignedDuration, Timestamp};
@@ -18,11 +19,11 @@ use monopod_api::profile::SecretReference;
 use monopod_api::{labels, messages, names};
 use monopod_core::image::credentials::{Asked, Assembled, DATA_KEY, SECRET_TYPE, assemble, of_pod};
 use monopod_core::lifecycle::trusts;
+use monopod_core::profiles::Told;
 use monopod_ops::answer::absent_is_fine;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-const FIELD_MANAGER: &str = "monopod-control";
 /// Time between two looks while an image is missing, and afterwards.
 const SOON: SignedDuration = SignedDuration::from_secs(5);
 const LATER: SignedDuration = SignedDuration::from_mins(2);
@@ -205,7 +206,6 @@ impl Credentials {
             warning: true,
             reason: messages::NO_PULL_SECRET,
             message: messages::no_pull_secret(&now.unusable),
-            since: Timestamp::now(),
         };
         self.events.tell(subject.pod.object_ref(&()), told).await;
     }

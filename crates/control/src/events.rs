@@ -1,26 +1,18 @@
 //! Events: one for each object and reason, which says what is so now.
 
+use crate::FIELD_MANAGER;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{Event, EventSource, ObjectReference};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use kube::api::{Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
+use monopod_core::profiles::Told;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-const FIELD_MANAGER: &str = "monopod-control";
 /// Where events on objects without a namespace are.
 const DEFAULT: &str = "default";
 /// Bytes of an object's name that an event's holds beside a dot and the sum.
 const NAME: usize = 236;
-
-/// What is told.
-pub(crate) struct Told {
-    pub(crate) warning: bool,
-    pub(crate) reason: &'static str,
-    pub(crate) message: String,
-    /// Since when it, or what it goes on with, is so.
-    pub(crate) since: Timestamp,
-}
 
 /// Tells as one component.
 #[derive(Clone)]
@@ -34,10 +26,10 @@ impl Events {
         Self { client, component }
     }
 
-    /// Stores an event as far as it can be: nothing waits for it.
+    /// Stores an event of now as far as it can be: nothing waits for it.
     pub(crate) async fn tell(&self, about: ObjectReference, told: Told) {
         let (uid, reason) = (about.uid.clone(), told.reason);
-        if let Err(error) = self.store(about, told).await {
+        if let Err(error) = self.store(about, told, Timestamp::now()).await {
             tracing::warn!(
                 ?uid,
                 reason,
@@ -47,14 +39,16 @@ impl Events {
         }
     }
 
-    /// Stores an event in place of the object's last one for this reason.
+    /// Stores an event in place of the object's last one for this reason. `since` is when it, or what it goes
+    /// on with, began.
     pub(crate) async fn store(
         &self,
         about: ObjectReference,
         told: Told,
+        since: Timestamp,
     ) -> Result<(), kube::Error> {
         // The API of `events.k8s.io` lets nobody change what an event says.
-        let event = event(self.component, about, told, Timestamp::now());
+        let event = event(self.component, about, told, (since, Timestamp::now()));
         let (name, namespace) = (event.name_any(), event.namespace().unwrap_or_default());
         let api: Api<Event> = Api::namespaced(self.client.clone(), &namespace);
         let parameters = PatchParams::apply(FIELD_MANAGER).force();
@@ -66,7 +60,12 @@ impl Events {
     }
 }
 
-fn event(component: &str, about: ObjectReference, told: Told, now: Timestamp) -> Event {
+fn event(
+    component: &str,
+    about: ObjectReference,
+    told: Told,
+    (since, now): (Timestamp, Timestamp),
+) -> Event {
     let name = about.name.as_deref().unwrap_or_default();
     let mut sum = DefaultHasher::new();
     (&about.uid, told.reason, component).hash(&mut sum);
@@ -86,7 +85,7 @@ fn event(component: &str, about: ObjectReference, told: Told, now: Timestamp) ->
         message: Some(told.message),
         type_: Some(if told.warning { "Warning" } else { "Normal" }.to_owned()),
         count: Some(1),
-        first_timestamp: Some(Time(told.since.min(now))),
+        first_timestamp: Some(Time(since.min(now))),
         last_timestamp: Some(Time(now)),
         source: Some(EventSource {
             component: Some(component.to_owned()),
@@ -113,9 +112,9 @@ mod tests {
             warning: true,
             reason,
             message: message.to_owned(),
-            since: Timestamp::UNIX_EPOCH,
         };
-        event("scheduler", about, told, Timestamp::UNIX_EPOCH)
+        let begin = Timestamp::UNIX_EPOCH;
+        event("scheduler", about, told, (begin, begin))
     }
 
     #[test]

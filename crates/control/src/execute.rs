@@ -2,7 +2,7 @@
 
 use crate::certificates;
 use crate::credentials::Credentials;
-use crate::events::{Events, Told};
+use crate::events::Events;
 use crate::index::Shared;
 use crate::metrics::Metrics;
 use jiff::Timestamp;
@@ -15,6 +15,7 @@ use monopod_api::environment::Environment;
 use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{labels, messages};
 use monopod_core::lifecycle::{self, COOLING, Effect, Observed, lost_status};
+use monopod_core::profiles::Told;
 use monopod_ops::answer::absent_is_fine;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -183,8 +184,9 @@ impl Executor {
             Effect::DeleteEnvironment => self.delete_environment(subject).await?,
             Effect::DeleteNode => {
                 let environment = subject.environment()?;
-                let name = environment.name_any();
-                self.delete_node(&name, &environment.spec.node).await?;
+                let (name, node) = (environment.name_any(), &environment.spec.node);
+                let found = self.all::<Node>().get_opt(node).await?;
+                self.delete_node(&name, node, found.as_ref()).await?;
                 certificates::forget(&self.client, &name).await?;
             }
             Effect::CoolInterface => {
@@ -282,7 +284,6 @@ impl Executor {
             warning: false,
             reason: messages::SCHEDULED,
             message: messages::assigned(&namespace, &name, node),
-            since: Timestamp::now(),
         };
         self.events.tell(pod.object_ref(&()), told).await;
         Ok(())
@@ -308,11 +309,10 @@ impl Executor {
             warning: true,
             reason: messages::FAILED_SCHEDULING,
             message: message.clone(),
-            since,
         };
         let pod = subject.pod()?.object_ref(&());
         // First: what the condition says counts as told.
-        self.events.store(pod, told).await?;
+        self.events.store(pod, told, since).await?;
         let condition = json!({
             "type": "PodScheduled", "status": "False", "reason": reason, "message": message,
             "lastTransitionTime": since.to_string(), "lastProbeTime": Timestamp::now().to_string(),
@@ -342,7 +342,6 @@ impl Executor {
             warning: true,
             reason: messages::ENVIRONMENT_LOST,
             message: message.to_owned(),
-            since: Timestamp::now(),
         };
         self.events.tell(pod.object_ref(&()), told).await;
         Ok(())
@@ -380,16 +379,22 @@ impl Executor {
                 }
             }
         }
-        if self.all::<Node>().get_opt(node).await?.is_some() {
-            self.delete_node(environment, node).await?;
+        let found = self.all::<Node>().get_opt(node).await?;
+        if found.is_some() {
+            self.delete_node(environment, node, found.as_ref()).await?;
         }
         Ok(())
     }
 
-    async fn delete_node(&self, environment: &str, name: &str) -> Result<(), ExecuteError> {
-        let nodes: Api<Node> = self.all();
-        if let Some(node) = nodes.get_opt(name).await? {
-            if lifecycle::environment_of(&node) != Some(environment) {
+    /// Deletes a node and its lease, unless what is `found` of this name is another environment's.
+    async fn delete_node(
+        &self,
+        environment: &str,
+        name: &str,
+        found: Option<&Node>,
+    ) -> Result<(), ExecuteError> {
+        if let Some(node) = found {
+            if lifecycle::environment_of(node) != Some(environment) {
                 return Ok(());
             }
             self.delete::<Node>(name, node.uid().as_deref()).await?;

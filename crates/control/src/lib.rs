@@ -36,6 +36,8 @@ use tokio_util::sync::CancellationToken;
 
 /// Pods and interfaces worked on at the same time. Each costs a few requests to the API server.
 const PARALLEL: usize = 16;
+/// Owner of the fields that control applies.
+const FIELD_MANAGER: &str = "monopod-control";
 
 /// How the control process is set up.
 #[derive(Debug, Clone)]

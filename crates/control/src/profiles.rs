@@ -1,6 +1,7 @@
 //! Carries out what `core` decides about Fargate profiles.
 
-use crate::events::{self, Events};
+use crate::FIELD_MANAGER;
+use crate::events::Events;
 use crate::execute::ExecuteError;
 use crate::index::{Index, Shared};
 use crate::metrics::{Drained, Metrics};
@@ -19,7 +20,6 @@ use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-const FIELD_MANAGER: &str = "monopod-control";
 #[derive(Clone)]
 pub(crate) struct Profiles {
     client: Client,
@@ -164,18 +164,7 @@ impl Profiles {
         let Some(profile) = profile else {
             return;
         };
-        let Told {
-            warning,
-            reason,
-            message,
-        } = told;
-        tracing::info!(profile = %profile.name_any(), reason, message, "told");
-        let told = events::Told {
-            warning,
-            reason,
-            message,
-            since: Timestamp::now(),
-        };
+        tracing::info!(profile = %profile.name_any(), told.reason, told.message, "told");
         self.events.tell(profile.object_ref(&()), told).await;
     }
 

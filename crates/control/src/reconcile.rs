@@ -84,11 +84,7 @@ impl Reconciler {
         readiness: Readiness,
         shutdown: CancellationToken,
     ) {
-        if shutdown
-            .run_until_cancelled(readiness.all())
-            .await
-            .is_none()
-        {
+        if !readiness.all(&shutdown).await {
             return;
         }
         let (this, queue) = (self.clone(), self.queue.clone());

@@ -41,9 +41,10 @@ impl Readiness {
         self.pending.borrow().iter().copied().collect()
     }
 
-    /// Waits until all parts are ready.
-    pub async fn all(&self) {
-        self.wait(BTreeSet::is_empty).await;
+    /// Waits until all parts are ready, or the token is cancelled. Whether they are.
+    pub async fn all(&self, shutdown: &CancellationToken) -> bool {
+        let ready = self.wait(BTreeSet::is_empty);
+        shutdown.run_until_cancelled(ready).await.is_some()
     }
 
     /// Waits until all parts but this one are ready.

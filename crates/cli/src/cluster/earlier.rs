@@ -1,5 +1,5 @@
-//! Parts of a supervisor that was killed. Each gets SIGTERM by its death, and may take a minute to heed it, in
-//! which nothing else can listen where it does.
+//! Parts of a supervisor that was killed. Each gets SIGTERM by its death, and may heed it late, or, as an API server
+//! whose etcd is gone, never; nothing else can listen where it does meanwhile.
 
 use super::supervisor::Progress;
 use crate::settings::Layout;
