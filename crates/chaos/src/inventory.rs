@@ -1,6 +1,6 @@
 //! Everything that comes and goes with pods, by name: what is there after a fault and was not before has been left.
 
-use monopod_testkit::{Cluster, Site, record, record_of, recorded, running, tap};
+use monopod_testkit::{Cluster, Site, figure, record, record_of, recorded, running, tap};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -107,6 +107,26 @@ pub(crate) fn of(environment: &Value, site: &Site) -> Option<BTreeSet<String>> {
         all.insert(Trace::new(GROUP, vm).told());
     }
     Some(all)
+}
+
+/// Hosts that know of fewer VMs that wait for a pod than their machines have, also because one is being started, or
+/// that do not answer.
+pub(crate) fn forgotten(sites: &[Site]) -> BTreeSet<String> {
+    let told = |site: &Site| {
+        let waiting = names(&site.data.join("host/spare")).len();
+        let text = site.scrape().ok()?;
+        let known: usize = figure(&text, "monopod_host_pool_vms")?;
+        Some((waiting, known))
+    };
+    let all = sites.iter().map(|site| match told(site) {
+        Some((waiting, known)) if waiting == known => None,
+        Some((waiting, known)) => Some(format!(
+            "{}: {waiting} VMs that wait, of which its host knows {known}",
+            site.name
+        )),
+        None => Some(format!("{}: its host does not answer", site.name)),
+    });
+    all.flatten().collect()
 }
 
 /// Objects in the API server.

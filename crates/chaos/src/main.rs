@@ -100,6 +100,7 @@ fn run(arguments: &Arguments) -> Result<Vec<Cell>> {
                 cell.left.extend(outcome.left);
                 cell.cleaned = cell.cleaned.max(outcome.cleaned);
             }
+            cell.left.extend(scene.forgotten());
             cells.push(cell);
         }
     }

@@ -199,7 +199,7 @@ impl Cluster {
 
     /// Ports on loopback of the admin servers of control and host.
     pub fn admin_ports(&self) -> [u16; 2] {
-        [4, 6].map(|port| self.base_port() + port)
+        [self.base_port() + 4, host_port(self.number)]
     }
 
     /// The port on loopback at which all control processes answer for admission.
@@ -208,7 +208,7 @@ impl Cluster {
     }
 
     fn base_port(&self) -> u16 {
-        24_000 + 10 * u16::from(self.number)
+        base_port(self.number)
     }
 
     /// Prefix of the cluster's network namespace and devices.
@@ -222,6 +222,7 @@ impl Cluster {
             data: self.data().to_owned(),
             name: self.name.clone(),
             namespace: None,
+            port: host_port(self.number),
         }
     }
 
@@ -438,4 +439,13 @@ pub fn is_ready(object: &Value) -> bool {
         all.iter()
             .any(|condition| condition["type"] == "Ready" && condition["status"] == "True")
     })
+}
+
+fn base_port(number: u8) -> u16 {
+    24_000 + 10 * u16::from(number)
+}
+
+/// The port of the admin servers of a cluster's hosts.
+pub(crate) fn host_port(number: u8) -> u16 {
+    base_port(number) + 6
 }

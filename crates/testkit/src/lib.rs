@@ -12,6 +12,7 @@ mod certificate;
 mod cluster;
 mod control;
 mod down;
+mod export;
 mod interrupt;
 mod machine;
 mod process;
@@ -24,6 +25,7 @@ mod suite;
 
 pub use cluster::{Cluster, Output, is_ready};
 pub use control::SECOND_CONTROL;
+pub use export::{figure, scrape};
 pub use interrupt::is_interrupted;
 pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, command_line, cpu_time, freeze, kill, processes_with};

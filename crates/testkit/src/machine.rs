@@ -1,6 +1,6 @@
 //! More machines for a cluster: network namespaces at one switch with this one.
 
-use crate::cluster::{Cluster, Output, run};
+use crate::cluster::{Cluster, Output, host_port, run};
 use crate::remains::Site;
 use crate::room::Room;
 use std::path::{Path, PathBuf};
@@ -53,6 +53,7 @@ pub struct Machine {
     room: Option<Room>,
     directory: tempfile::TempDir,
     monopod: PathBuf,
+    number: u8,
     namespace: String,
     name: String,
     address: String,
@@ -72,6 +73,7 @@ impl Machine {
                 .tempdir()
                 .expect("a temporary directory"),
             monopod: monopod.to_owned(),
+            number,
             namespace: format!("mt{number}-m{machine}"),
             name: format!("m{machine}t{number}"),
             address: address(number, machine),
@@ -125,6 +127,7 @@ impl Machine {
             data: self.data().to_owned(),
             name: self.name.clone(),
             namespace: Some(self.namespace.clone()),
+            port: host_port(self.number),
         }
     }
 

@@ -15,6 +15,8 @@ pub struct Site {
     pub name: String,
     /// The network namespace that is its machine; none if that is this one.
     pub namespace: Option<String>,
+    /// On its loopback: where its host exports figures.
+    pub port: u16,
 }
 
 impl Site {

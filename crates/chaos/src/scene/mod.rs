@@ -176,10 +176,25 @@ impl Scene {
     }
 
     fn inventory(&self) -> Option<Inventory> {
-        Inventory::take(
-            &self.cluster,
-            &["host-1", SECOND].map(|host| self.site(host)),
-        )
+        Inventory::take(&self.cluster, &self.sites())
+    }
+
+    /// VMs that hosts do not know of any more. Those that they are making meanwhile are waited for.
+    pub(crate) fn forgotten(&self) -> Vec<String> {
+        let mut forgotten = BTreeSet::new();
+        let none = until("hosts know all VMs", || {
+            forgotten = inventory::forgotten(&self.sites());
+            forgotten.is_empty().then_some(())
+        });
+        if none.is_ok() {
+            Vec::new()
+        } else {
+            forgotten.into_iter().collect()
+        }
+    }
+
+    fn sites(&self) -> [Site; 2] {
+        ["host-1", SECOND].map(|host| self.site(host))
     }
 
     fn site(&self, host: &str) -> Site {

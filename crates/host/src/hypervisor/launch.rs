@@ -29,6 +29,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::Semaphore;
 
@@ -66,6 +67,8 @@ pub(super) struct Launcher {
     pub(super) next: AtomicU32,
     /// Held while a VM is started.
     pub(super) turns: Semaphore,
+    /// VMs that are not needed any more and could not be removed.
+    pub(super) stuck: Mutex<Vec<String>>,
 }
 
 /// Turns for all VMs that are started at once on this machine.
@@ -84,7 +87,7 @@ pub(super) enum Source<'a> {
 }
 
 impl Launcher {
-    /// Starts a VM and waits for its guest. On failure nothing of it is left. No file that it can
+    /// Starts a VM and waits for its guest. On failure it is discarded. No file that it can
     /// write to can become larger than `file_bytes` by its doing.
     pub(super) async fn launch(
         &self,
@@ -98,9 +101,33 @@ impl Launcher {
         let id = self.id(number);
         let started = self.start(number, &id, shape, file_bytes, source).await;
         if started.is_err() {
-            directory::discard(&self.spare, &id).await?;
+            self.discard(&id).await;
         }
         started
+    }
+
+    /// Ends a VM without an environment and removes what it left. What cannot be removed now is tried again.
+    pub(super) async fn discard(&self, id: &str) {
+        if let Err(error) = directory::discard(&self.spare, id).await {
+            tracing::warn!(
+                vm = id,
+                error = &error as &dyn std::error::Error,
+                "a VM that is not needed any more cannot be removed yet"
+            );
+            self.stuck().push(id.to_owned());
+        }
+    }
+
+    /// Tries again to discard the VMs that could not be.
+    pub(super) async fn discard_stuck(&self) {
+        let stuck = std::mem::take(&mut *self.stuck());
+        for id in stuck {
+            self.discard(&id).await;
+        }
+    }
+
+    fn stuck(&self) -> MutexGuard<'_, Vec<String>> {
+        self.stuck.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn start(

@@ -4,15 +4,14 @@
 //! most of a start is the translation of code that runs for the first time. Then it is paused, and
 //! costs some memory and nothing else. `core::pool` says how many there are of which kind.
 
-use super::launch::Source;
+use super::launch::{Launcher, Source};
 use super::qemu::Machine;
 use super::qemu_vm::QemuVm;
 use super::rehearsal::Props;
-use super::{Events, HypervisorError, Kind, Shape, Vm, VmEvent, directory};
+use super::{Events, HypervisorError, Kind, Shape, Vm, VmEvent};
 use jiff::Timestamp;
 use monopod_core::pool::Demand;
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use tokio::sync::{Notify, OnceCell};
@@ -58,7 +57,7 @@ impl Pool {
     }
 
     /// A VM of this kind, if one waits.
-    pub(super) async fn take(&self, spare: &Path, kind: Kind) -> Option<Started> {
+    pub(super) async fn take(&self, launcher: &Launcher, kind: Kind) -> Option<Started> {
         self.lock().demand.started(kind, Timestamp::now());
         self.changed.notify_one();
         loop {
@@ -73,19 +72,14 @@ impl Pool {
                     "a VM that waited cannot be used"
                 ),
             }
-            if let Err(error) = directory::discard(spare, vm.id()).await {
-                tracing::warn!(
-                    vm = vm.id(),
-                    error = &error as &dyn std::error::Error,
-                    "it stays until the next host process"
-                );
-            }
+            launcher.discard(vm.id()).await;
         }
     }
 
-    /// Keeps as many VMs as are wanted, for ever.
+    /// Keeps as many VMs as are wanted and no others, for ever.
     pub(super) async fn keep(&self, machine: &Machine) {
         loop {
+            machine.launcher.discard_stuck().await;
             if let Err(error) = self.level(machine).await {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
@@ -102,7 +96,7 @@ impl Pool {
         loop {
             let (surplus, missing) = self.difference();
             for (vm, _events) in surplus {
-                directory::discard(&machine.launcher.spare, vm.id()).await?;
+                machine.launcher.discard(vm.id()).await;
             }
             let Some(kind) = missing else { return Ok(()) };
             // Without a template a VM takes too much to be kept for later.
@@ -124,7 +118,7 @@ impl Pool {
                     state.ready.entry(kind).or_default().push((vm, events));
                 }
                 Err(error) => {
-                    directory::discard(&machine.launcher.spare, vm.id()).await?;
+                    machine.launcher.discard(vm.id()).await;
                     return Err(error);
                 }
             }

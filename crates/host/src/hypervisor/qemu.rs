@@ -11,7 +11,7 @@ use super::template::Templates;
 use super::{Events, Hypervisor, HypervisorError, Kind, Limits, Vm, VmSpec, program};
 use crate::network::Vpc;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use tokio::sync::oneshot;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -80,6 +80,7 @@ impl Qemu {
                 accelerator,
                 next,
                 turns: turns(),
+                stuck: Mutex::default(),
             },
             templates: Templates::new(config.directory.clone()),
             disks: Disks::new(config.directory),
@@ -113,7 +114,7 @@ impl Machine {
         match assigned {
             Ok(()) => Ok((vm, events)),
             Err(error) => {
-                directory::discard(&self.launcher.spare, vm.id()).await?;
+                self.launcher.discard(vm.id()).await;
                 Err(error)
             }
         }
@@ -121,7 +122,7 @@ impl Machine {
 
     /// A VM that belongs to no environment.
     async fn spare(&self, kind: Kind) -> Result<(QemuVm, Events), HypervisorError> {
-        if let Some(started) = self.pool.take(&self.launcher.spare, kind).await {
+        if let Some(started) = self.pool.take(&self.launcher, kind).await {
             return Ok(started);
         }
         let (launcher, bytes) = (&self.launcher, kind.scratch_bytes);

@@ -124,6 +124,19 @@ exec $B sleep 3600",
         self.room.as_ref().expect("it has one of its own")
     }
 
+    /// Makes the record of a VM without an environment unreadable.
+    pub(crate) fn break_record(&self, vm: &str) {
+        let home = self.directory.path().join("spare").join(vm);
+        std::fs::rename(home.join("record.json"), home.join("kept")).unwrap();
+        std::fs::write(home.join("record.json"), "no record").unwrap();
+    }
+
+    /// Makes it readable again.
+    pub(crate) fn mend_record(&self, vm: &str) {
+        let home = self.directory.path().join("spare").join(vm);
+        std::fs::rename(home.join("kept"), home.join("record.json")).unwrap();
+    }
+
     /// VMs without an environment.
     pub(crate) fn spare(&self) -> Vec<String> {
         let entries = std::fs::read_dir(self.directory.path().join("spare")).unwrap();
@@ -370,6 +383,14 @@ pub(crate) fn processes(vm: &str) -> Vec<PathBuf> {
         .filter_map(|entry| Some(entry.ok()?.path()))
         .filter(is_ours)
         .collect()
+}
+
+/// Kills a VM's process.
+pub(crate) fn kill(vm: &str) {
+    let [process] = processes(vm).try_into().unwrap();
+    let pid = process.file_name().unwrap();
+    let killed = Command::new("kill").arg("-9").arg(pid).status().unwrap();
+    assert!(killed.success());
 }
 
 /// What the file of this size that a VM has open takes on this machine.

@@ -10,9 +10,13 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_mins(3);
 
 async fn waiting(hypervisor: &Qemu, count: usize) {
+    wait(|| hypervisor.waiting() == count).await;
+}
+
+async fn wait(reached: impl Fn() -> bool) {
     let deadline = Instant::now() + PATIENCE;
-    while hypervisor.waiting() != count {
-        assert!(Instant::now() < deadline, "{} wait", hypervisor.waiting());
+    while !reached() {
+        assert!(Instant::now() < deadline, "not within {PATIENCE:?}");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
@@ -45,6 +49,31 @@ async fn a_vm_that_rehearsed_is_as_good_as_new() {
     drop(hypervisor);
     let hypervisor = vms.hypervisor().await;
     assert_eq!(vms.spare(), Vec::<String>::new());
+    for (vm, environment) in [(first, "env-first"), (second, "env-second")] {
+        fixture::discard_one(&hypervisor, &vm, environment).await;
+    }
+    assert_eq!(network.devices(), ["api0", "lo"]);
+}
+
+#[tokio::test]
+async fn a_vm_that_cannot_be_removed_goes_later() {
+    let network = Network::new(16).await;
+    let vms = Vms::new(&network, &[]);
+    let hypervisor = vms.with_pool(1).await;
+    let (first, _events) = hypervisor.start(fixture::spec("env-first")).await.unwrap();
+    waiting(&hypervisor, 1).await;
+    let [waits] = vms.spare().try_into().unwrap();
+    vms.break_record(&waits);
+    fixture::kill(&waits);
+    // The pod gets another VM.
+    let (second, _events) = hypervisor.start(fixture::spec("env-second")).await.unwrap();
+    assert_ne!(second.id(), waits);
+    waiting(&hypervisor, 1).await;
+    assert!(vms.spare().contains(&waits));
+    vms.mend_record(&waits);
+    wait(|| !vms.spare().contains(&waits)).await;
+    drop(hypervisor);
+    let hypervisor = vms.hypervisor().await;
     for (vm, environment) in [(first, "env-first"), (second, "env-second")] {
         fixture::discard_one(&hypervisor, &vm, environment).await;
     }

@@ -2,11 +2,9 @@
 
 use crate::lifecycle::slow_pod;
 use crate::{START, event_messages, namespace, shell_pod};
-use monopod_testkit::{Cluster, kill, process, records_in, wait};
+use monopod_testkit::{Cluster, figure, kill, process, records_in, wait};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::time::Duration;
 
 const ALERTS: &str = include_str!("../../../../deploy/alerts.yaml");
@@ -14,25 +12,15 @@ const DOCUMENTED: &str = include_str!("../../../../docs/metrics.md");
 
 /// What control and host export now.
 fn scrape(cluster: &Cluster) -> String {
-    let mut all = String::new();
-    for port in cluster.admin_ports() {
-        let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("it listens");
-        stream
-            .write_all(b"GET /metrics HTTP/1.0\r\n\r\n")
-            .expect("it reads");
-        stream.read_to_string(&mut all).expect("it answers");
-    }
-    all
+    let ports = cluster.admin_ports();
+    ports
+        .map(|port| monopod_testkit::scrape(port).expect("it answers"))
+        .concat()
 }
 
 /// The value of a series.
 fn value(cluster: &Cluster, series: &str) -> Option<f64> {
-    let text = scrape(cluster);
-    let line = text.lines().find(|line| {
-        line.strip_prefix(series)
-            .is_some_and(|rest| rest.starts_with(' '))
-    })?;
-    line.rsplit(' ').next()?.parse().ok()
+    figure(&scrape(cluster), series)
 }
 
 /// Names of metrics in a text.
