@@ -33,20 +33,22 @@ pub(super) async fn discard_all(parent: &Path) -> Result<(), HypervisorError> {
 /// Ends a VM and removes what it left.
 pub(super) async fn discard(parent: &Path, name: &str) -> Result<(), HypervisorError> {
     let directory = directory(parent, name)?;
-    if let Some((_, process)) = find(&directory)? {
-        process.kill().map_err(HypervisorError::io("kill the VM"))?;
-        process
-            .exited()
-            .await
-            .map_err(HypervisorError::io("wait for the VM's end"))?;
-    }
     if let Some(record) = Record::read(&directory)? {
-        let group = Group::new(record.groups);
-        let removed = group.remove().await;
-        removed.map_err(HypervisorError::io("remove the VM's control groups"))?;
+        end(running(&record)?.as_ref(), &Group::new(record.groups)).await?;
     }
     absent_is_fine(std::fs::remove_dir_all(&directory))
         .map_err(HypervisorError::io("remove the VM's directory"))
+}
+
+/// Ends what a VM is beside its directory.
+pub(super) async fn end(process: Option<&Process>, group: &Group) -> Result<(), HypervisorError> {
+    if let Some(process) = process {
+        process.kill().map_err(HypervisorError::io("kill the VM"))?;
+        let exited = process.exited().await;
+        exited.map_err(HypervisorError::io("wait for the VM's end"))?;
+    }
+    let removed = group.remove().await;
+    removed.map_err(HypervisorError::io("remove the VM's control groups"))
 }
 
 /// Ends the VMs whose directory somebody removed: processes in one of the `roots` of which there is no
@@ -71,16 +73,11 @@ pub(super) async fn end_unrecorded(
             pid = process.id.pid,
             "a VM without a directory is ended"
         );
-        let end = async {
-            process.kill()?;
-            process.exited().await?;
-            match id {
-                Some(id) => cgroups.group(id).remove().await,
-                None => Ok(()),
-            }
+        let group = match id {
+            Some(id) => cgroups.group(id),
+            None => Group::new([]),
         };
-        end.await
-            .map_err(HypervisorError::io("end a VM without a directory"))?;
+        end(Some(process), &group).await?;
     }
     Ok(())
 }
@@ -106,20 +103,24 @@ pub(super) fn directory(parent: &Path, name: &str) -> Result<PathBuf, Hypervisor
     Ok(parent.join(name))
 }
 
-/// The VM's process, if it runs. Looks for it if its number was not recorded.
+/// The VM's record and process, if it runs.
 pub(super) fn find(directory: &Path) -> Result<Option<(Record, Process)>, HypervisorError> {
     let Some(mut record) = Record::read(directory)? else {
         return Ok(None);
     };
+    Ok(running(&record)?.map(|process| {
+        record.process = Some(process.id);
+        (record, process)
+    }))
+}
+
+/// The recorded VM's process, if it runs. Looks for it if its number was not recorded.
+fn running(record: &Record) -> Result<Option<Process>, HypervisorError> {
     let found = match record.process {
         Some(id) => Process::recorded(id),
         None => Process::with_argument(super::program::PATH, &arguments::process_name(&record.id)),
     };
-    let process = found.map_err(HypervisorError::io("look for the VM's process"))?;
-    Ok(process.map(|process| {
-        record.process = Some(process.id);
-        (record, process)
-    }))
+    found.map_err(HypervisorError::io("look for the VM's process"))
 }
 
 /// A VM's directory, held open, as it may be given another name.

@@ -17,7 +17,7 @@ use super::process::Process;
 use super::qemu_vm::{Connections, ERRORS, QemuVm, SOCKETS};
 use super::record::Record;
 use super::template::Template;
-use super::{Events, HypervisorError, Shape, VmEvent, directory};
+use super::{Events, HypervisorError, Shape, Vm, VmEvent, directory};
 use crate::network::{self, Vpc};
 use monopod_wire::GuestMessage;
 use rustix::fs::{CWD, FileType, Mode};
@@ -106,8 +106,20 @@ impl Launcher {
         started
     }
 
-    /// Ends a VM without an environment and removes what it left. What cannot be removed now is tried again.
-    pub(super) async fn discard(&self, id: &str) {
+    /// Ends a VM without an environment and removes what it left.
+    pub(super) async fn end(&self, vm: &QemuVm) {
+        if let Err(error) = vm.end().await {
+            tracing::warn!(
+                vm = vm.id(),
+                error = &error as &dyn std::error::Error,
+                "a VM that is not needed any more cannot be ended"
+            );
+        }
+        self.discard(vm.id()).await;
+    }
+
+    /// Ends a VM of which there may be only a directory. What cannot be removed now is tried again.
+    async fn discard(&self, id: &str) {
         if let Err(error) = directory::discard(&self.spare, id).await {
             tracing::warn!(
                 vm = id,

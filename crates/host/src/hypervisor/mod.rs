@@ -192,8 +192,9 @@ pub trait Vm: Send + Sync + 'static {
     /// because this machine has no room. True if they were; they are halted anew if there is none still.
     fn unhalt(&mut self) -> impl Future<Output = Result<bool, HypervisorError>> + Send;
 
-    /// Ends the VM at once. [`VmEvent::Exited`] follows.
-    fn kill(&self) -> Result<(), HypervisorError>;
+    /// Ends the VM at once, also if somebody removed its directory, by which others find it. [`VmEvent::Exited`]
+    /// follows. Its directory is for [`Hypervisor::discard`].
+    fn end(&self) -> impl Future<Output = Result<(), HypervisorError>> + Send;
 
     /// What the VM costs the host now.
     fn usage(&self) -> Result<Usage, HypervisorError>;

@@ -72,7 +72,7 @@ impl Pool {
                     "a VM that waited cannot be used"
                 ),
             }
-            launcher.discard(vm.id()).await;
+            launcher.end(&vm).await;
         }
     }
 
@@ -96,7 +96,7 @@ impl Pool {
         loop {
             let (surplus, missing) = self.difference();
             for (vm, _events) in surplus {
-                machine.launcher.discard(vm.id()).await;
+                machine.launcher.end(&vm).await;
             }
             let Some(kind) = missing else { return Ok(()) };
             // Without a template a VM takes too much to be kept for later.
@@ -118,7 +118,7 @@ impl Pool {
                     state.ready.entry(kind).or_default().push((vm, events));
                 }
                 Err(error) => {
-                    machine.launcher.discard(vm.id()).await;
+                    machine.launcher.end(&vm).await;
                     return Err(error);
                 }
             }

@@ -114,7 +114,7 @@ impl Machine {
         match assigned {
             Ok(()) => Ok((vm, events)),
             Err(error) => {
-                self.launcher.discard(vm.id()).await;
+                self.launcher.end(&vm).await;
                 Err(error)
             }
         }

@@ -1,7 +1,7 @@
 //! A VM that QEMU runs, and its connections.
 
 use super::cgroup::Group;
-use super::directory::Home;
+use super::directory::{self, Home};
 use super::process::Process;
 use super::qmp::Qmp;
 use super::record::Record;
@@ -319,10 +319,9 @@ impl Vm for QemuVm {
         Ok(halted)
     }
 
-    fn kill(&self) -> Result<(), HypervisorError> {
-        self.process
-            .kill()
-            .map_err(HypervisorError::io("kill the VM"))
+    async fn end(&self) -> Result<(), HypervisorError> {
+        let group = Group::new(self.record.groups.iter().cloned());
+        directory::end(Some(&self.process), &group).await
     }
 
     fn usage(&self) -> Result<Usage, HypervisorError> {

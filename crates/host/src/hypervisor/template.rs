@@ -10,7 +10,7 @@
 //! kernel or processor means a new host process.
 
 use super::launch::{Launcher, Source};
-use super::{HypervisorError, Shape, Vm};
+use super::{HypervisorError, Shape};
 use crate::files::unnamed;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -55,7 +55,7 @@ impl Template {
             .launch(shape, STATE, Source::Boot(Some(&memory)))
             .await?;
         let saved = vm.save(&state).await;
-        launcher.discard(vm.id()).await;
+        launcher.end(&vm).await;
         saved?;
         Ok(Self { memory, state })
     }

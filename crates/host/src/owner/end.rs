@@ -46,7 +46,9 @@ impl<H: Hypervisor> State<H> {
         self.kill_at = None;
         self.tap.send_replace(Tap::Removed);
         // Its exit follows, and what its guest said before.
-        if let Some(Err(error)) = self.vm.as_ref().map(Vm::kill) {
+        if let Some(vm) = &self.vm
+            && let Err(error) = vm.end().await
+        {
             self.fail(VmFailure::Unplugged, &chain(&error)).await;
         }
     }
@@ -64,8 +66,8 @@ impl<H: Hypervisor> State<H> {
         if let Some(vm) = self.vm.take() {
             self.context.metrics.vms.dec();
             // Also if somebody removed its directory, by which it is found.
-            if let Err(error) = vm.kill() {
-                tracing::error!(environment = %self.name, error = &error as &dyn std::error::Error, "a VM cannot be killed");
+            if let Err(error) = vm.end().await {
+                tracing::error!(environment = %self.name, error = &error as &dyn std::error::Error, "a VM cannot be ended");
             }
         }
         self.listening = false;

@@ -109,7 +109,6 @@ async fn clones_differ_in_everything_that_must_differ() {
 
     nobody_writes_to_the_template(first.vm.id());
     for clone in [first, second] {
-        clone.vm.kill().unwrap();
         fixture::discard_one(&hypervisor, &clone.vm, &clone.environment).await;
     }
     assert_eq!(hypervisor.list().unwrap(), Vec::<String>::new());

@@ -77,7 +77,7 @@ async fn images_appear_in_slots_at_any_time() {
         fixture::disk_mib(vm.id(), 1 << 30) < 100,
         "deleted files were not given back"
     );
-    vm.kill().unwrap();
+    fixture::kill(vm.id());
     until(&mut events, is(VmEvent::Exited)).await;
     fixture::discard(&hypervisor, &vm, "env-disks").await;
 }

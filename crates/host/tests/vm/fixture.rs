@@ -113,6 +113,11 @@ exec $B sleep 3600",
         std::fs::remove_dir_all(self.directory.path().join("vms").join(environment)).unwrap();
     }
 
+    /// The same of a VM without an environment.
+    pub(crate) fn remove_spare(&self, vm: &str) {
+        std::fs::remove_dir_all(self.directory.path().join("spare").join(vm)).unwrap();
+    }
+
     /// Puts the directory on a file system of so many MiB.
     pub(crate) fn with_room(mut self, mib: u64) -> Self {
         self.room = Some(Room::new(self.directory.path(), mib));

@@ -44,7 +44,7 @@ async fn a_vms_process_has_what_it_needs_and_takes_what_it_may() {
     let after = share(&vm, Duration::from_secs(10));
     assert!(after < 0.275, "{after}");
 
-    vm.kill().unwrap();
+    fixture::kill(vm.id());
     until(&mut events, is(VmEvent::Exited)).await;
     fixture::discard(&hypervisor, &vm, "env-jail").await;
     assert!(groups.iter().all(|group| !group.exists()), "{groups:?}");

@@ -78,7 +78,7 @@ async fn a_killed_vm_leaves_nothing() {
     let hypervisor = vms.hypervisor().await;
     let start = || hypervisor.start(fixture::spec("env-killed"));
     let (vm, mut events) = start().await.unwrap();
-    vm.kill().unwrap();
+    fixture::kill(vm.id());
     until(&mut events, is(VmEvent::Exited)).await;
     fixture::discard(&hypervisor, &vm, "env-killed").await;
     // Discarding also ends a VM that runs, even if the host process ended before it wrote which
@@ -123,6 +123,24 @@ async fn a_vm_without_a_directory_is_ended_by_the_next_host() {
         assert!(!group.exists(), "{}", group.display());
     }
     fixture::discard(&hypervisor, &kept, "env-kept").await;
+    assert_eq!(network.devices(), ["api0", "lo"]);
+}
+
+/// Its host need not end for that.
+#[tokio::test]
+async fn a_vm_ends_whole_whose_directory_was_removed() {
+    let network = Network::new(17).await;
+    let vms = Vms::with_node(&network, "exec /bin/busybox sleep 3600");
+    let hypervisor = vms.hypervisor().await;
+    let (vm, mut events) = hypervisor.start(fixture::spec("env-bare")).await.unwrap();
+    let groups = vms.groups("env-bare");
+    vms.remove_directory("env-bare");
+    vm.end().await.unwrap();
+    until(&mut events, is(VmEvent::Exited)).await;
+    fixture::discard(&hypervisor, &vm, "env-bare").await;
+    for group in groups {
+        assert!(!group.exists(), "{}", group.display());
+    }
     assert_eq!(network.devices(), ["api0", "lo"]);
 }
 

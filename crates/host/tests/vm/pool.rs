@@ -70,6 +70,12 @@ async fn a_vm_that_cannot_be_removed_goes_later() {
     assert_ne!(second.id(), waits);
     waiting(&hypervisor, 1).await;
     assert!(vms.spare().contains(&waits));
+    // Nor does one stay that cannot be had any more.
+    let mut spare = vms.spare().into_iter();
+    let next = spare.find(|vm| *vm != waits).unwrap();
+    vms.remove_spare(&next);
+    assert!(hypervisor.start(fixture::spec("env-third")).await.is_err());
+    assert!(fixture::processes(&next).is_empty());
     vms.mend_record(&waits);
     wait(|| !vms.spare().contains(&waits)).await;
     drop(hypervisor);
