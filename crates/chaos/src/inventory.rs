@@ -1,6 +1,6 @@
 //! Everything that comes and goes with pods, by name: what is there after a fault and was not before has been left.
 
-use monopod_testkit::{Cluster, Site, figure, record, record_of, recorded, running, tap};
+use monopod_testkit::{Cluster, Site, figure, grouped, record, record_of, recorded, running, tap};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -226,26 +226,9 @@ fn in_vpc(site: &Site, arguments: &[&str]) -> Option<String> {
 
 /// Processes and control groups of VMs, wherever they come from.
 fn processes_and_groups() -> BTreeSet<Trace> {
-    let mut groups = BTreeSet::new();
-    find_groups(Path::new("/sys/fs/cgroup"), &mut groups);
     let processes = running().into_iter().map(|vm| Trace::new(PROCESS, &vm));
-    let groups = groups.into_iter().map(|vm| Trace::new(GROUP, &vm));
+    let groups = grouped().into_iter().map(|vm| Trace::new(GROUP, &vm));
     processes.chain(groups).collect()
-}
-
-fn find_groups(directory: &Path, found: &mut BTreeSet<String>) {
-    for name in names(directory) {
-        let path = directory.join(&name);
-        // No link leads out of the hierarchies, or round in them.
-        if !path.is_dir() || path.is_symlink() {
-            continue;
-        }
-        if directory.ends_with("monopod") && name.starts_with("vm-") {
-            found.insert(name);
-        } else {
-            find_groups(&path, found);
-        }
-    }
 }
 
 fn names(directory: &Path) -> Vec<String> {

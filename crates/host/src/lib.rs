@@ -213,7 +213,7 @@ fn read_release(guest: &Path) -> Result<Release, HostError> {
         .map_err(|source| HostError::GuestImage { path, source })
 }
 
-/// Ends every VM that is recorded in a host's directory, once its host process has ended.
+/// Ends every VM of a host's directory, once its host process has ended.
 pub async fn end_vms(directory: &Path) -> Result<(), HostError> {
     Ok(hypervisor::qemu::discard_all(directory).await?)
 }

@@ -1,7 +1,7 @@
 //! What `monopod down` leaves of a host, which must be nothing but its data.
 
 use crate::process::processes_with;
-use crate::record::running;
+use crate::record::{grouped, running};
 use crate::remains::Site;
 use std::collections::BTreeSet;
 
@@ -12,7 +12,11 @@ impl Site {
     /// If this machine does not tell.
     pub fn left_after_down(&self, vms: &BTreeSet<String>) -> Vec<String> {
         let data = self.data.display().to_string();
-        let mut left: Vec<String> = running().intersection(vms).cloned().collect();
+        let mut left = Vec::new();
+        for (what, names) in [("process", running()), ("control group", grouped())] {
+            let theirs = names.intersection(vms);
+            left.extend(theirs.map(|vm| format!("{what} of {vm}")));
+        }
         // VMs are not among them: what they have of the directory are descriptors.
         let processes = processes_with(&data);
         if processes > 0 {

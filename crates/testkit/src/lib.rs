@@ -29,7 +29,9 @@ pub use export::{figure, scrape};
 pub use interrupt::is_interrupted;
 pub use machine::{Machine, Switch};
 pub use process::{Ended, Frozen, command_line, cpu_time, freeze, kill, processes_with};
-pub use record::{is_vm, process, record, record_of, recorded, records, records_in, running};
+pub use record::{
+    grouped, is_vm, process, record, record_of, recorded, records, records_in, running,
+};
 pub use registry::Registry;
 pub use release::Release;
 pub use remains::{Site, leftovers, part, tap};

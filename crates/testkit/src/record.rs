@@ -4,6 +4,7 @@ use crate::process::{all, command_line};
 use crate::remains::Site;
 use serde_json::Value;
 use std::collections::BTreeSet;
+use std::ffi::OsStr;
 use std::io::{Error, ErrorKind, Result};
 use std::path::Path;
 
@@ -81,6 +82,29 @@ pub fn is_vm(process: i32) -> bool {
 /// The names of all VMs that have a process on this machine, recorded or not.
 pub fn running() -> BTreeSet<String> {
     all().filter_map(vm).collect()
+}
+
+/// The names of all VMs that have a control group on this machine.
+pub fn grouped() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    find_groups(Path::new("/sys/fs/cgroup"), &mut found);
+    found
+}
+
+fn find_groups(directory: &Path, found: &mut BTreeSet<String>) {
+    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
+    for path in entries.map(|entry| entry.path()) {
+        // No link leads out of the hierarchies, or round in them.
+        if !path.is_dir() || path.is_symlink() {
+            continue;
+        }
+        let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+        if directory.ends_with("monopod") && name.starts_with("vm-") {
+            found.insert(name.to_owned());
+        } else {
+            find_groups(&path, found);
+        }
+    }
 }
 
 /// The VM whose process it is.

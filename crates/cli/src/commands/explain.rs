@@ -39,7 +39,7 @@ impl Explain {
         let pod = pods
             .get_opt(&name)
             .await?
-            .with_context(|| format!("there is no pod {namespace}/{name}"))?;
+            .with_context(|| format!("there is no pod {namespace}/{name}; `-n` names another namespace, `monopod kubectl get pods -A` lists all pods"))?;
         let uid = pod.uid().unwrap_or_default();
         let of_it = ListParams::default().fields(&format!("involvedObject.uid={uid}"));
         let events: Api<Event> = Api::namespaced(client.clone(), &namespace);

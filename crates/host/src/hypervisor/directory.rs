@@ -1,6 +1,6 @@
 //! The directories of VMs: one each, in `vms/` named by the environment, in `spare/` by the VM.
 
-use super::cgroup::{Cgroups, Group};
+use super::cgroup::Group;
 use super::process::Process;
 use super::record::Record;
 use super::{HypervisorError, arguments};
@@ -19,11 +19,8 @@ pub(super) fn create(parent: &Path, name: &str) -> Result<PathBuf, HypervisorErr
     Ok(path)
 }
 
-/// Ends every VM that has a directory in here and removes what it left. No directory is fine.
+/// Ends every VM that has a directory in here and removes what it left.
 pub(super) async fn discard_all(parent: &Path) -> Result<(), HypervisorError> {
-    if !parent.exists() {
-        return Ok(());
-    }
     for name in list(parent)? {
         discard(parent, &name).await?;
     }
@@ -53,11 +50,7 @@ pub(super) async fn end(process: Option<&Process>, group: &Group) -> Result<(), 
 
 /// Ends the VMs whose directory somebody removed: processes in one of the `roots` of which there is no
 /// record in `vms`.
-pub(super) async fn end_unrecorded(
-    vms: &Path,
-    roots: &Path,
-    cgroups: &Cgroups,
-) -> Result<(), HypervisorError> {
+pub(super) async fn end_unrecorded(vms: &Path, roots: &Path) -> Result<(), HypervisorError> {
     let mut recorded = Vec::new();
     for name in list(vms)? {
         if let Some((_, process)) = find(&directory(vms, &name)?)? {
@@ -73,19 +66,26 @@ pub(super) async fn end_unrecorded(
             pid = process.id.pid,
             "a VM without a directory is ended"
         );
-        let group = match id {
-            Some(id) => cgroups.group(id),
-            None => Group::new([]),
+        // Before its end: a process that has ended is in none.
+        let group = match id.map(|id| Group::of_process(process.id.pid, id)) {
+            Some(Ok(group)) => group,
+            Some(Err(error)) => {
+                tracing::warn!(id, %error, "its control groups are not known");
+                Group::default()
+            }
+            None => Group::default(),
         };
         end(Some(process), &group).await?;
     }
     Ok(())
 }
 
-/// Names of the VMs that have a directory.
+/// Names of the VMs that have a directory in here, which need not be there.
 pub(super) fn list(parent: &Path) -> Result<Vec<String>, HypervisorError> {
-    let entries =
-        std::fs::read_dir(parent).map_err(HypervisorError::io("list the VMs' directories"))?;
+    let entries = match std::fs::read_dir(parent) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(HypervisorError::io("list the VMs' directories"))?,
+    };
     let mut names: Vec<String> = entries
         .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
         .filter(|name| directory(parent, name).is_ok())

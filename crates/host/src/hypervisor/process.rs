@@ -50,13 +50,18 @@ impl Process {
         found.map_or(Ok(None), |(pid, _)| Self::with_pid(pid))
     }
 
-    /// The processes of this program whose root is one of the directories in `parent`, with their arguments.
+    /// The processes of this program whose root is one of the directories in `parent`, with their arguments. None if
+    /// `parent` is not there.
     pub(super) fn rooted_in(
         program: &str,
         parent: &Path,
     ) -> std::io::Result<Vec<(Self, Vec<String>)>> {
         let mut roots = BTreeSet::new();
-        for entry in std::fs::read_dir(parent)? {
+        let entries = match std::fs::read_dir(parent) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+            entries => entries?,
+        };
+        for entry in entries {
             let metadata = entry?.metadata()?;
             roots.insert((metadata.dev(), metadata.ino()));
         }

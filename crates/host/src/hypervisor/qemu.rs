@@ -53,6 +53,11 @@ fn parents(directory: &Path) -> [PathBuf; 2] {
     ["vms", "spare"].map(|name| directory.join(name))
 }
 
+/// What the processes of VMs see of this machine.
+fn jail(directory: &Path) -> PathBuf {
+    directory.join("jail")
+}
+
 impl Qemu {
     /// Begins to find out how guests can be run here, and to fill the pool. What a former process had started and not given to an environment is ended.
     pub async fn new(config: QemuConfig) -> Result<Self, HypervisorError> {
@@ -65,10 +70,10 @@ impl Qemu {
         }
         let next = next_number(&[&vms, &spare])?.into();
         directory::discard_all(&spare).await?;
-        let jail = config.directory.join("jail");
+        let jail = jail(&config.directory);
         let program = program::prepare(&jail)?;
         let cgroups = Cgroups::find();
-        directory::end_unrecorded(&vms, &jail, &cgroups).await?;
+        directory::end_unrecorded(&vms, &jail).await?;
         let accelerator = Choice::begin(program.clone(), config.guest_image.clone());
         let machine = Arc::new(Machine {
             launcher: Launcher {
@@ -202,10 +207,11 @@ impl Hypervisor for Qemu {
     }
 }
 
-/// Ends every VM that has something left in a host's directory. No directory is fine.
+/// Ends every VM of a host's directory, also those that nothing there names any more. No directory is fine.
 pub async fn discard_all(directory: &Path) -> Result<(), HypervisorError> {
-    for parent in parents(directory) {
-        directory::discard_all(&parent).await?;
+    let [vms, spare] = parents(directory);
+    for parent in [&vms, &spare] {
+        directory::discard_all(parent).await?;
     }
-    Ok(())
+    directory::end_unrecorded(&vms, &jail(directory)).await
 }

@@ -113,6 +113,12 @@ exec $B sleep 3600",
         std::fs::remove_dir_all(self.directory.path().join("vms").join(environment)).unwrap();
     }
 
+    /// As if the host were taken down.
+    pub(crate) async fn down(&self) {
+        let ended = monopod_host::end_vms(self.directory.path()).await;
+        ended.unwrap();
+    }
+
     /// The same of a VM without an environment.
     pub(crate) fn remove_spare(&self, vm: &str) {
         std::fs::remove_dir_all(self.directory.path().join("spare").join(vm)).unwrap();

@@ -126,7 +126,7 @@ async fn a_vm_without_a_directory_is_ended_by_the_next_host() {
     assert_eq!(network.devices(), ["api0", "lo"]);
 }
 
-/// Its host need not end for that.
+/// By its host, and by who takes the host down.
 #[tokio::test]
 async fn a_vm_ends_whole_whose_directory_was_removed() {
     let network = Network::new(17).await;
@@ -138,6 +138,12 @@ async fn a_vm_ends_whole_whose_directory_was_removed() {
     vm.end().await.unwrap();
     until(&mut events, is(VmEvent::Exited)).await;
     fixture::discard(&hypervisor, &vm, "env-bare").await;
+    let (vm, _events) = hypervisor.start(fixture::spec("env-next")).await.unwrap();
+    let groups = [groups, vms.groups("env-next")].concat();
+    vms.remove_directory("env-next");
+    drop(hypervisor);
+    vms.down().await;
+    assert!(fixture::processes(vm.id()).is_empty());
     for group in groups {
         assert!(!group.exists(), "{}", group.display());
     }

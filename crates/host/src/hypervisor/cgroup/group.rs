@@ -21,7 +21,7 @@ const OTHERS: u32 = 100;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A VM's groups.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::hypervisor) struct Group {
     directories: Vec<PathBuf>,
 }

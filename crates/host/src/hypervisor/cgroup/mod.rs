@@ -78,6 +78,17 @@ impl Cgroups {
     }
 }
 
+impl Group {
+    /// The groups of this VM that its process is in. Those of a process that has ended are not told.
+    pub(super) fn of_process(pid: i32, vm: &str) -> Result<Self> {
+        let mountinfo = std::fs::read_to_string("/proc/self/mountinfo")?;
+        let cgroup = std::fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+        let all = hierarchy::find(&mountinfo, &cgroup).into_iter();
+        let own = all.map(|hierarchy| hierarchy.own);
+        Ok(Self::new(own.filter(|group| group.ends_with(vm))))
+    }
+}
+
 /// Tells trials apart that are made at the same time.
 static TRIALS: AtomicU32 = AtomicU32::new(0);
 
