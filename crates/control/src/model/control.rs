@@ -35,6 +35,7 @@ pub(super) enum Step {
     Profile(profiles::Effect),
     Cool(Box<NetworkInterface>),
     Free(Box<NetworkInterface>),
+    Clear { environment: String, node: String },
 }
 
 /// A request that arrives after its sender gave up on it.
@@ -163,13 +164,12 @@ impl Control {
         }
     }
 
-    /// Ids, registry credentials, what is said of profiles and what is left when somebody takes finalizers off are no
-    /// part of an environment's life.
+    /// Ids, registry credentials and what is said of profiles are no part of an environment's life.
     fn add_if_life(&mut self, key: Key, at: Timestamp) {
         let is_life = match key {
-            Key::Pod(_) | Key::Interface(_) => true,
+            Key::Pod(_) | Key::Interface(_) | Key::Remains { .. } => true,
             Key::Profiles => self.index.is_draining(),
-            Key::Credentials(_) | Key::Unmarked(_) | Key::Remains { .. } => false,
+            Key::Credentials(_) | Key::Unmarked(_) => false,
         };
         if is_life {
             self.add(key, at);
@@ -225,7 +225,23 @@ impl Control {
                     wake,
                 }
             }
-            Key::Credentials(_) | Key::Unmarked(_) | Key::Remains { .. } => return,
+            Key::Remains { environment, node } => {
+                if self.index.has_node(environment, node) {
+                    return;
+                }
+                let clear = Step::Clear {
+                    environment: environment.clone(),
+                    node: node.clone(),
+                };
+                let (subject, mut effects) = (nobody(), VecDeque::from([clear]));
+                self.sabotage.effects(&subject, &mut effects);
+                Work {
+                    subject,
+                    effects,
+                    wake: None,
+                }
+            }
+            Key::Credentials(_) | Key::Unmarked(_) => return,
         };
         self.running.insert(key.clone(), work);
         self.finish_if_done(key);
@@ -257,6 +273,11 @@ impl Control {
             self.index.attempts.insert(uid.clone(), attempts.clone());
             return self.finish_if_done(key);
         }
+        // First, as the watch may tell of its end before the answer.
+        let released = matches!(step, Step::Pod(Effect::ReleaseEnvironment));
+        let released = subject.environment.as_ref().filter(|_| released);
+        let released = released.and_then(ResourceExt::uid);
+        self.index.cleared.extend(released.clone());
         let outcome = api.answers().and_then(|()| match fate {
             Fate::Done => execute(api, &subject, &step, now),
             Fate::Lost => Err(Refused::Unreachable),
@@ -288,6 +309,9 @@ impl Control {
                 self.finish_if_done(key);
             }
             Err(_refused) => {
+                if let Some(uid) = released {
+                    self.index.cleared.remove(&uid);
+                }
                 let retry = SignedDuration::try_from(RETRY).expect("half a second");
                 if let Key::Pod(uid) = key {
                     let environment = names::environment(uid);
@@ -368,6 +392,10 @@ fn execute(
             return absent_is_fine(freed);
         }
         Step::Profile(effect) => return drain::execute(api, effect),
+        Step::Clear { environment, node } => {
+            clear(api, environment, node);
+            return Ok(None);
+        }
         Step::Pod(effect) => effect,
     };
     let pod_name = subject.pod.as_ref().map(ResourceExt::name_any);
@@ -479,6 +507,20 @@ fn cool(api: &mut Api, interface: &NetworkInterface, now: Timestamp) -> Result<(
         status.cooling_until = Some(Time(now + COOLING));
     });
     absent_is_fine(cooled).map(drop)
+}
+
+/// What an environment has left that is not there any more.
+fn clear(api: &mut Api, environment: &str, node: &str) {
+    match api.get::<Environment>(environment) {
+        Some(current) if current.spec.node == node => return,
+        Some(_) => {}
+        None => drop(api.requests.remove(environment)),
+    }
+    let found = api.get::<Node>(node);
+    if found.is_some_and(|found| lifecycle::environment_of(found) == Some(environment)) {
+        drop(api.delete::<Node>(node, &Only::default()));
+        api.leases.remove(node);
+    }
 }
 
 fn delete_node(api: &mut Api, environment: &Environment) -> Result<(), Refused> {

@@ -16,6 +16,8 @@ pub(super) struct Ledger {
     deleted: BTreeSet<String>,
     /// Pods as they were seen after the step before: name and whether they were over.
     pods: BTreeMap<String, (String, bool)>,
+    /// Environments that a person let go while their VMs may live, and their nodes: what is promised for those no more.
+    let_go: BTreeSet<(String, String)>,
     bound: BTreeSet<String>,
     /// Uids of nodes that were Ready once.
     were_ready: BTreeSet<String>,
@@ -31,6 +33,21 @@ impl Ledger {
 
     pub(super) fn delete(&mut self, pod_uid: &str) {
         self.deleted.insert(pod_uid.to_owned());
+    }
+
+    pub(super) fn let_go(&mut self, environment: &str, node: &str) {
+        self.let_go
+            .insert((environment.to_owned(), node.to_owned()));
+    }
+
+    /// Whether an environment of this name was let go.
+    pub(super) fn was_let_go(&self, environment: &str) -> bool {
+        self.let_go.iter().any(|(name, _)| name == environment)
+    }
+
+    fn is_let_go(&self, vm: &Vm) -> bool {
+        let of_vm = (vm.environment.clone(), vm.node.clone());
+        self.let_go.contains(&of_vm)
     }
 
     pub(super) fn breaks(&mut self, invariant: u8, what: &str) {
@@ -77,6 +94,16 @@ impl Ledger {
             .flat_map(|m| &m.vms)
             .filter(|vm| vm.is_alive())
         {
+            if self.is_let_go(vm) {
+                // Who has its address meanwhile is at its mercy.
+                let bound_there = |pod: &&Pod| {
+                    let spec = pod.spec.as_ref();
+                    spec.is_some_and(|s| s.node_name.as_ref() == Some(&vm.node))
+                };
+                let there = api.list::<Pod>().filter(bound_there);
+                self.aimed_at.extend(there.filter_map(ResourceExt::uid));
+                continue;
+            }
             if !uids.insert(&vm.pod.uid) {
                 self.breaks(1, &format!("the pod {} has two living VMs", vm.pod.uid));
             }

@@ -61,6 +61,8 @@ pub(super) enum Action {
     RoleBack,
     DeleteProfile,
     ProfileBack,
+    /// Of an environment, and it with them.
+    TakeFinalizersOff(u8),
 }
 
 /// Faults put into the model's own shell, to show that the invariants notice.
@@ -72,15 +74,17 @@ pub(super) enum Sabotage {
     NoHostFinalizer,
     StartWithoutLooking,
     KeepNode,
+    KeepRemains,
     DrainAtOnce,
 }
 
 impl Sabotage {
-    pub(super) const ALL: [Self; 5] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::BindBeforeReady,
         Self::NoHostFinalizer,
         Self::StartWithoutLooking,
         Self::KeepNode,
+        Self::KeepRemains,
         Self::DrainAtOnce,
     ];
 
@@ -114,6 +118,7 @@ impl Sabotage {
                     effects.remove(at);
                 }
             }
+            Self::KeepRemains => effects.retain(|step| !matches!(step, Step::Clear { .. })),
             Self::DrainAtOnce => {
                 for step in effects {
                     if let Step::Profile(profiles::Effect::Evict(pod)) = step {
@@ -139,7 +144,7 @@ pub(super) fn draw(seed: u64) -> Schedule {
 
 fn action(random: &mut StdRng) -> Action {
     let (a, b) = (random.random(), random.random());
-    match random.random_range(0..207) {
+    match random.random_range(0..209) {
         0..60 => Action::Control(a, b, fate(random)),
         60..105 => Action::Machine(a, b, fate(random)),
         105..120 => Action::Everybody(random.random_range(1..40)),
@@ -171,6 +176,7 @@ fn action(random: &mut StdRng) -> Action {
         200..202 => Action::DeleteLease(a),
         202 => Action::DeleteProfile,
         203..205 => Action::ProfileBack,
+        205..207 => Action::TakeFinalizersOff(a),
         _ => Action::RoleBack,
     }
 }

@@ -138,6 +138,7 @@ impl World {
             Action::DeleteProfile => drain::begins(&mut self.api),
             Action::ProfileBack => drop(self.api.create(drain::profile())),
             Action::DeleteEnvironment(n) => self.delete_environment(n),
+            Action::TakeFinalizersOff(n) => self.take_finalizers_off(n),
             Action::DeleteInterface(n) => self.delete_interface(n),
             Action::DeleteNode(n) => self.delete_node(n),
             Action::ClockSkew(n, seconds) => {
@@ -285,7 +286,7 @@ impl World {
         busy
     }
 
-    /// The node controller, taint eviction, and the garbage collector of pods.
+    /// The node controller, taint eviction, and the garbage collectors.
     pub(super) fn upstream(&mut self) {
         if self.api.answers().is_err() {
             return;
@@ -310,6 +311,10 @@ impl World {
                 evicted.push(name);
             }
         }
+        // They belong to their nodes.
+        let mut leases = std::mem::take(&mut self.api.leases);
+        leases.retain(|node, _| self.api.get::<Node>(node).is_some());
+        self.api.leases = leases;
         let pods: Vec<Pod> = self.api.list::<Pod>().cloned().collect();
         for pod in pods {
             let Some(node) = pod.spec.as_ref().and_then(|s| s.node_name.clone()) else {
@@ -348,6 +353,19 @@ impl World {
         };
         let (name, pod) = (one.name_any(), one.spec.pod.uid.clone());
         self.ledger.aim_at(&pod);
+        drop(self.api.delete::<Environment>(&name, &Only::default()));
+    }
+
+    fn take_finalizers_off(&mut self, n: u8) {
+        let all: Vec<&Environment> = self.api.list::<Environment>().collect();
+        let Some(one) = all.get(usize::from(n) % all.len().max(1)) else {
+            return;
+        };
+        let (name, spec) = (one.name_any(), one.spec.clone());
+        self.ledger.aim_at(&spec.pod.uid);
+        self.ledger.let_go(&name, &spec.node);
+        let none = |environment: &mut Environment| environment.metadata.finalizers = None;
+        drop(self.api.update(&name, &Only::default(), none));
         drop(self.api.delete::<Environment>(&name, &Only::default()));
     }
 
