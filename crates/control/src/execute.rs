@@ -34,6 +34,9 @@ pub(crate) enum ExecuteError {
         /// What is missing.
         what: &'static str,
     },
+    /// The environment is not there any more, and perhaps no watch tells of it.
+    #[error("there is no such environment")]
+    NoEnvironment,
 }
 
 /// What [`ExecuteError::category`] gives.
@@ -57,7 +60,7 @@ impl ExecuteError {
                 _other => "refused",
             },
             Self::Api(_) => "unreachable",
-            Self::Gone { .. } => "gone",
+            Self::Gone { .. } | Self::NoEnvironment => "gone",
         }
     }
 
@@ -359,8 +362,16 @@ impl Executor {
             });
         }
         tracing::info!(pod = %subject.uid, environment = %environment.name_any(), "releasing");
-        self.delete::<Environment>(&environment.name_any(), environment.uid().as_deref())
-            .await
+        let only = Preconditions {
+            uid: environment.uid(),
+            ..Preconditions::default()
+        };
+        let parameters = DeleteParams::default().preconditions(only);
+        let api = self.all::<Environment>();
+        match api.delete(&environment.name_any(), &parameters).await {
+            Err(kube::Error::Api(status)) if status.code == 404 => Err(ExecuteError::NoEnvironment),
+            deleted => Ok(deleted.map(drop)?),
+        }
     }
 
     /// Removes what an environment has left that somebody took the finalizers off.
@@ -462,9 +473,8 @@ impl Executor {
         if let Some(uid) = uid {
             parameters = parameters.preconditions(only(uid));
         }
-        Ok(absent_is_fine(
-            self.all::<K>().delete(name, &parameters).await,
-        )?)
+        let deleted = self.all::<K>().delete(name, &parameters).await;
+        Ok(absent_is_fine(deleted)?)
     }
 
     fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {

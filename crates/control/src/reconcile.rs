@@ -172,6 +172,12 @@ impl Reconciler {
                     // Not at once: while nothing can be created, those that wait would call each other.
                     self.queue.add_after(key, RETRY);
                 }
+                if let (ExecuteError::NoEnvironment, Some(gone)) = (&error, &subject.environment) {
+                    let keys = watches::vanished(&mut self.index.lock(), gone);
+                    for key in keys {
+                        self.queue.add(key);
+                    }
+                }
                 return Err(error);
             }
             if requested {

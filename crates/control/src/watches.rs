@@ -179,6 +179,18 @@ pub(crate) fn given_up(index: &mut Index, environment: &str) -> Vec<Key> {
     keys
 }
 
+/// An environment turned out not to be there. Mostly a watch tells that soon, but never if it was not told of the
+/// environment either: control puts what it creates into the index, and a watch that broke since then does not know it.
+pub(crate) fn vanished(index: &mut Index, gone: &Environment) -> Vec<Key> {
+    let name = gone.name_any();
+    let known = index.environments.get(&name);
+    if known.is_none_or(|known| known.uid() != gone.uid()) {
+        return Vec::new();
+    }
+    let namespace = String::new();
+    environment(index, Change::Deleted { namespace, name })
+}
+
 /// What depends on what profiles name.
 fn launching(index: &Index) -> Vec<Key> {
     [Key::Profiles].into_iter().chain(waiting(index)).collect()

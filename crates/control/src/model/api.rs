@@ -86,6 +86,7 @@ pub(super) enum Refused {
     NotFound,
     Conflict,
     Unreachable,
+    NoEnvironment,
 }
 
 /// What must hold of an object for a request to be about it.

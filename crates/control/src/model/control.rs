@@ -308,7 +308,12 @@ impl Control {
                 }
                 self.finish_if_done(key);
             }
-            Err(_refused) => {
+            Err(refused) => {
+                if let (Refused::NoEnvironment, Some(gone)) = (refused, &subject.environment) {
+                    for key in watches::vanished(&mut self.index, gone) {
+                        self.add_if_life(key, now);
+                    }
+                }
                 if let Some(uid) = released {
                     self.index.cleared.remove(&uid);
                 }
@@ -451,16 +456,7 @@ fn execute(
             }
         })?,
         Effect::DeletePod => return absent_is_fine(api.delete_pod(&pod_name?, &only, 0)),
-        Effect::DeleteEnvironment => {
-            let environment = environment?;
-            let current = api.get::<Pod>(&environment.spec.pod.name);
-            let stays = lifecycle::stays(environment, subject.pod.as_ref(), current);
-            if stays {
-                return Err(Refused::NotFound);
-            }
-            let only = Only::uid(environment.metadata.uid.as_ref());
-            return absent_is_fine(api.delete::<Environment>(&environment.name_any(), &only));
-        }
+        Effect::DeleteEnvironment => return delete_environment(api, subject, environment?),
         Effect::DeleteNode => delete_node(api, environment?)?,
         Effect::CoolInterface => {
             if let Some(interface) = &subject.interface {
@@ -497,6 +493,22 @@ fn bind(api: &mut Api, pod: &str, only: &Only, node: &str) -> Result<(), Refused
     api.update::<Pod>(pod, only, |pod| {
         pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
     })
+}
+
+fn delete_environment(
+    api: &mut Api,
+    subject: &Subject,
+    environment: &Environment,
+) -> Result<Option<Object>, Refused> {
+    let current = api.get::<Pod>(&environment.spec.pod.name);
+    if lifecycle::stays(environment, subject.pod.as_ref(), current) {
+        return Err(Refused::NotFound);
+    }
+    let only = Only::uid(environment.metadata.uid.as_ref());
+    match api.delete::<Environment>(&environment.name_any(), &only) {
+        Err(Refused::NotFound) => Err(Refused::NoEnvironment),
+        deleted => deleted.map(|()| None),
+    }
 }
 
 fn cool(api: &mut Api, interface: &NetworkInterface, now: Timestamp) -> Result<(), Refused> {
