@@ -16,7 +16,7 @@ use monopod_api::network::{InterfacePhase, NetworkInterface};
 use monopod_api::{labels, messages};
 use monopod_core::lifecycle::{self, COOLING, Effect, Observed, lost_status};
 use monopod_core::profiles::Told;
-use monopod_ops::answer::absent_is_fine;
+use monopod_ops::answer::{absent_is_fine, was_there};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -362,15 +362,11 @@ impl Executor {
             });
         }
         tracing::info!(pod = %subject.uid, environment = %environment.name_any(), "releasing");
-        let only = Preconditions {
-            uid: environment.uid(),
-            ..Preconditions::default()
-        };
-        let parameters = DeleteParams::default().preconditions(only);
-        let api = self.all::<Environment>();
-        match api.delete(&environment.name_any(), &parameters).await {
-            Err(kube::Error::Api(status)) if status.code == 404 => Err(ExecuteError::NoEnvironment),
-            deleted => Ok(deleted.map(drop)?),
+        let (name, uid) = (environment.name_any(), environment.uid());
+        if self.delete::<Environment>(&name, uid.as_deref()).await? {
+            Ok(())
+        } else {
+            Err(ExecuteError::NoEnvironment)
         }
     }
 
@@ -465,7 +461,8 @@ impl Executor {
         Ok(())
     }
 
-    async fn delete<K>(&self, name: &str, uid: Option<&str>) -> Result<(), ExecuteError>
+    /// Whether it was there.
+    async fn delete<K>(&self, name: &str, uid: Option<&str>) -> Result<bool, ExecuteError>
     where
         K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
     {
@@ -474,7 +471,7 @@ impl Executor {
             parameters = parameters.preconditions(only(uid));
         }
         let deleted = self.all::<K>().delete(name, &parameters).await;
-        Ok(absent_is_fine(deleted)?)
+        Ok(was_there(deleted)?)
     }
 
     fn all<K: Resource<DynamicType = ()>>(&self) -> Api<K> {

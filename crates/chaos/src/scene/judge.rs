@@ -1,6 +1,6 @@
 //! What came of a fault.
 
-use super::{PATIENCE, Scene, TARGET, until, within};
+use super::{PATIENCE, Scene, TARGET, until, until_none, within};
 use crate::fault::{Fault, Phase};
 use monopod_testkit::is_ready;
 use serde_json::Value;
@@ -134,12 +134,9 @@ impl Scene {
     }
     /// What stays of all pods but the bystanders.
     pub(super) fn left(&self) -> Vec<String> {
-        let mut left = vec!["what cannot be told".to_owned()];
-        let none = until("nothing is left", || {
+        until_none("nothing is left", || {
             let now = self.inventory()?.left();
-            left = now.difference(&self.before).cloned().collect();
-            left.is_empty().then_some(())
-        });
-        if none.is_ok() { Vec::new() } else { left }
+            Some(now.difference(&self.before).cloned().collect())
+        })
     }
 }

@@ -181,16 +181,9 @@ impl Scene {
 
     /// VMs that hosts do not know of any more. Those that they are making meanwhile are waited for.
     pub(crate) fn forgotten(&self) -> Vec<String> {
-        let mut forgotten = BTreeSet::new();
-        let none = until("hosts know all VMs", || {
-            forgotten = inventory::forgotten(&self.sites());
-            forgotten.is_empty().then_some(())
-        });
-        if none.is_ok() {
-            Vec::new()
-        } else {
-            forgotten.into_iter().collect()
-        }
+        until_none("hosts know all VMs", || {
+            Some(inventory::forgotten(&self.sites()))
+        })
     }
 
     fn sites(&self) -> [Site; 2] {
@@ -228,6 +221,19 @@ impl Scene {
 /// Waits for something.
 fn until<T>(what: &str, look: impl FnMut() -> Option<T>) -> Result<T> {
     within(PATIENCE, what, look)
+}
+
+/// Waits until there is nothing of a kind, and gives what there is then: what was seen last, if it took too long.
+fn until_none(what: &str, mut look: impl FnMut() -> Option<BTreeSet<String>>) -> Vec<String> {
+    let mut left = BTreeSet::from(["what cannot be told".to_owned()]);
+    let none = until(what, || {
+        left = look()?;
+        left.is_empty().then_some(())
+    });
+    if none.is_ok() {
+        return Vec::new();
+    }
+    left.into_iter().collect()
 }
 
 /// The same in less time.

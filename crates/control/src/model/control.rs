@@ -274,9 +274,10 @@ impl Control {
             return self.finish_if_done(key);
         }
         // First, as the watch may tell of its end before the answer.
-        let released = matches!(step, Step::Pod(Effect::ReleaseEnvironment));
-        let released = subject.environment.as_ref().filter(|_| released);
-        let released = released.and_then(ResourceExt::uid);
+        let released = match (&step, &subject.environment) {
+            (Step::Pod(Effect::ReleaseEnvironment), Some(environment)) => environment.uid(),
+            _another => None,
+        };
         self.index.cleared.extend(released.clone());
         let outcome = api.answers().and_then(|()| match fate {
             Fate::Done => execute(api, &subject, &step, now),
