@@ -2,6 +2,9 @@
 
 use std::net::Ipv4Addr;
 
+/// What the names of all our nodes begin with.
+const NODE_PREFIX: &str = "fargate-ip-";
+
 /// Name of the one environment that a pod uid can have.
 pub fn environment(pod_uid: &str) -> String {
     format!("env-{pod_uid}")
@@ -29,9 +32,15 @@ pub fn hostname(address: Ipv4Addr, region: &str) -> String {
     format!("ip-{}.{region}.compute.internal", dashed(address))
 }
 
+/// The address that a node's name was made from, if it is one of ours.
+pub fn node_address(name: &str) -> Option<Ipv4Addr> {
+    let (dashed, _) = name.strip_prefix(NODE_PREFIX)?.split_once('.')?;
+    dashed.replace('-', ".").parse().ok()
+}
+
 /// Whether a node name is one of ours.
 pub fn is_fargate_node(name: &str) -> bool {
-    name.starts_with("fargate-ip-")
+    name.starts_with(NODE_PREFIX)
 }
 
 /// The namespace of what is addressed to one host alone.
@@ -128,6 +137,16 @@ mod tests {
             hostname(address, "local-1"),
             "ip-10-0-1-23.local-1.compute.internal"
         );
+        assert_eq!(node_address(&node(address, "local-1")), Some(address));
+        for other in [
+            "",
+            "fargate-ip-10-0-1.r",
+            "fargate-ip-10-0-1-23",
+            "ip-10-0-1-23.r",
+            "fargate-ip-10-0-1-256.r",
+        ] {
+            assert_eq!(node_address(other), None, "{other}");
+        }
         assert_eq!(network_interface(address), "eni-10-0-1-23");
         assert_eq!(mac(address), "0a:01:0a:00:01:17");
         assert_eq!(

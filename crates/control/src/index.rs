@@ -229,6 +229,8 @@ impl Index {
             // Also if somebody took the finalizer off an interface: its VM is still there.
             .chain(self.environments.values().map(|e| &e.spec.address))
             .filter_map(|address| address.parse().ok())
+            // A node of this name would be given the secrets of the pod that is bound to it, even if it is over.
+            .chain(self.pods.values().filter_map(address_bound))
             .collect();
         let recent = self.recent.iter().filter(|(_, until)| now < **until);
         let recent = recent.map(|(address, _)| *address).collect();
@@ -315,6 +317,11 @@ impl Index {
         }
         self.environments.remove(environment)
     }
+}
+
+/// The address of the node that a pod is bound to.
+fn address_bound(pod: &Pod) -> Option<Ipv4Addr> {
+    lifecycle::node_of(pod).and_then(names::node_address)
 }
 
 /// Whether an environment holds memory, as its VM may be there.

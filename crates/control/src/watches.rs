@@ -292,17 +292,23 @@ fn as_neighbour(pod: &Pod) -> (Option<&BTreeMap<String, String>>, bool, bool) {
 
 /// Removes the pods of a name, but not the one with this uid.
 fn forget_pods(index: &mut Index, namespace: &str, name: &str, but: Option<&str>) -> Vec<Key> {
-    let Index { pods, attempts, .. } = index;
-    let gone = pods.extract_if(.., |uid, pod| {
+    let gone = index.pods.extract_if(.., |uid, pod| {
         pod.namespace().as_deref() == Some(namespace)
             && pod.name_any() == name
             && Some(uid.as_str()) != but
     });
-    gone.map(|(uid, _)| {
-        attempts.remove(&uid);
-        Key::Pod(uid)
-    })
-    .collect()
+    let gone: Vec<(String, Pod)> = gone.collect();
+    let mut keys = Vec::new();
+    for (uid, pod) in gone {
+        index.attempts.remove(&uid);
+        // It kept its node's address from others, if nothing else did.
+        let is_last = !index.environments.contains_key(&names::environment(&uid));
+        if is_last && lifecycle::node_of(&pod).is_some() {
+            keys.extend(waiting(index));
+        }
+        keys.push(Key::Pod(uid));
+    }
+    keys
 }
 
 /// Nothing waits for an account: it is looked at when a pod is created.
@@ -478,4 +484,42 @@ pub(crate) fn profile(index: &mut Index, change: Change<FargateProfile>) -> Vec<
     store(&mut index.profiles, change);
     index.profiles_changed();
     launching(index)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn pod(uid: &str, node: Option<&str>) -> Pod {
+        let pod = json!({
+            "metadata": {"namespace": "default", "name": uid, "uid": uid},
+            "spec": {"containers": [], "nodeName": node},
+        });
+        serde_json::from_value(pod).expect("a pod")
+    }
+
+    /// No environment and no interface tells who waits that the address is free now.
+    #[test]
+    fn the_address_of_a_bound_pod_is_taken_until_its_object_goes() {
+        let address = "10.0.1.23".parse().expect("an address");
+        let node = names::node(address, "local-1");
+        let mut index = Index::default();
+        for pod in [pod("bound", Some(&node)), pod("waits", None)] {
+            super::pod(&mut index, Change::Applied(pod));
+        }
+        let is_taken = |index: &Index| {
+            let snapshot = index.snapshot(Timestamp::UNIX_EPOCH);
+            snapshot.network.taken.contains(&address)
+        };
+        assert!(is_taken(&index));
+
+        let gone = Change::Deleted {
+            namespace: "default".to_owned(),
+            name: "bound".to_owned(),
+        };
+        let keys = super::pod(&mut index, gone);
+        assert!(keys.contains(&Key::Pod("waits".to_owned())), "{keys:?}");
+        assert!(!is_taken(&index));
+    }
 }

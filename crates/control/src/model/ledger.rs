@@ -6,6 +6,7 @@ use super::machine::Machine;
 use k8s_openapi::api::core::v1::{Node, Pod};
 use kube::ResourceExt;
 use monopod_api::environment::Environment;
+use monopod_core::lifecycle;
 use std::collections::{BTreeMap, BTreeSet};
 
 #[derive(Debug, Default)]
@@ -110,6 +111,16 @@ impl Ledger {
             if let Some(other) = addresses.insert(&vm.address, &vm.environment) {
                 let text = format!("{} and {} both have {}", other, vm.environment, vm.address);
                 self.breaks(2, &text);
+            }
+            // The API server gives a node what the pods bound to it name, be they over.
+            let has_certificate = matches!(vm.state, State::Registered | State::Running);
+            let another = |pod: &&Pod| {
+                let named = lifecycle::node_of(pod) == Some(&vm.node);
+                named && pod.metadata.uid.as_ref() != Some(&vm.pod.uid)
+            };
+            if has_certificate && let Some(pod) = api.list::<Pod>().find(another) {
+                let text = format!("{} reads what {} names", vm.environment, pod.name_any());
+                self.breaks(7, &text);
             }
         }
         self.deleted.extend(api.drained.pods.iter().cloned());

@@ -36,6 +36,8 @@ const ZONES: [&str; 2] = ["local-1a", "local-1b"];
 /// How long a node may be silent, and then not Ready before its pod is deleted (upstream's defaults).
 const SILENT: SignedDuration = SignedDuration::from_secs(50);
 const TOLERATED: SignedDuration = SignedDuration::from_secs(300);
+/// How long a node must be gone before what is bound to it is collected (`quarantineTime` of upstream's podgc).
+const QUARANTINE: SignedDuration = SignedDuration::from_secs(40);
 /// How long a leader acts after its last renewal (`ops::election`).
 const HOLD: SignedDuration = SignedDuration::from_secs(7);
 const RENEW: SignedDuration = SignedDuration::from_secs(10);
@@ -51,6 +53,8 @@ pub(super) struct World {
     /// Which control process holds the lease.
     leader: usize,
     not_ready: BTreeMap<String, Timestamp>,
+    /// Nodes that pods are bound to and that are not there, and since when that is seen.
+    missing: BTreeMap<String, Timestamp>,
 }
 
 impl World {
@@ -82,6 +86,7 @@ impl World {
             sabotage,
             leader: 0,
             not_ready: BTreeMap::new(),
+            missing: BTreeMap::new(),
         }
     }
 
@@ -315,6 +320,8 @@ impl World {
         let mut leases = std::mem::take(&mut self.api.leases);
         leases.retain(|node, _| self.api.get::<Node>(node).is_some());
         self.api.leases = leases;
+        let exists = |name: &str| nodes.iter().any(|n| n.name_any() == name);
+        self.missing.retain(|name, _| !exists(name));
         let pods: Vec<Pod> = self.api.list::<Pod>().cloned().collect();
         for pod in pods {
             let Some(node) = pod.spec.as_ref().and_then(|s| s.node_name.clone()) else {
@@ -322,8 +329,10 @@ impl World {
             };
             let uid = pod.metadata.uid.clone().unwrap_or_default();
             let only = Only::uid(Some(&uid));
-            if self.api.get::<Node>(&node).is_none() {
-                drop(self.api.delete_pod(&pod.name_any(), &only, 0));
+            if !exists(&node) {
+                if now >= *self.missing.entry(node).or_insert(now) + QUARANTINE {
+                    drop(self.api.delete_pod(&pod.name_any(), &only, 0));
+                }
             } else if evicted.contains(&node) && pod.metadata.deletion_timestamp.is_none() {
                 self.ledger.delete(&uid);
                 drop(self.api.delete_pod(&pod.name_any(), &only, GRACE_SECONDS));
@@ -501,7 +510,7 @@ fn index(api: &Api) -> Index {
     index.groups.insert(named("default"), group);
     for (n, zone) in ZONES.into_iter().enumerate() {
         let subnet = SubnetSpec {
-            cidr: format!("10.0.{n}.0/28"),
+            cidr: format!("10.0.{n}.0/29"),
             zone: zone.to_owned(),
         };
         index

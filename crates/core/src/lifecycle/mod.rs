@@ -273,7 +273,8 @@ pub fn environment_of(node: &Node) -> Option<&str> {
     name.filter(|name| names::is_environment(name))
 }
 
-fn node_of(pod: &Pod) -> Option<&str> {
+/// The node that a pod is bound to.
+pub fn node_of(pod: &Pod) -> Option<&str> {
     pod.spec
         .as_ref()?
         .node_name

@@ -28,7 +28,7 @@ pub struct Network {
     pub subnets: BTreeMap<String, Subnet>,
     /// Names of security groups, and their ids with the name that each stands for.
     pub groups: BTreeMap<String, String>,
-    /// Addresses of all interfaces, cooling ones as well.
+    /// Addresses of all interfaces, cooling ones as well, and of the nodes that pods are bound to.
     pub taken: BTreeSet<Ipv4Addr>,
     /// Addresses of which a node's certificate may still be good, as far as control remembers.
     pub recent: BTreeSet<Ipv4Addr>,
